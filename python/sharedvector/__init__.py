@@ -1,0 +1,143 @@
+"""A pool of array chunks in shared memory: one producer per node, any number of readers.
+
+Importing this package needs NumPy alone. torch, zarr and tqdm are imported by the parts that use
+them, when they are used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from sharedvector._core import __version__
+from sharedvector.vector import (
+    ArraySizeError,
+    DataModifiedError,
+    FormatError,
+    InUseError,
+    MemoryError,
+    OutOfMemoryError,
+    PoolStalledError,
+    Reservation,
+    SharedVector,
+    remove_shared_memory,
+)
+
+if TYPE_CHECKING:
+    from sharedvector.coordination import (
+        OwnerLock,
+        PoolBusyError,
+        PoolPaths,
+        PoolSpawnError,
+        ReadyState,
+        probe_ready,
+    )
+    from sharedvector.dataset import SharedMemoryDataset
+    from sharedvector.lifecycle import LifecycleGuard
+    from sharedvector.loaders import (
+        Chunk,
+        Loader,
+        NumpyLoader,
+        ZarrLoader,
+        cast_volume,
+        no_meta,
+    )
+    from sharedvector.pool import PoolHandle, ProducerSpec, ensure_pool, pool
+    from sharedvector.service import ProducerService
+    from sharedvector.spacing import collect_spacings, write_spacing_manifest
+    from sharedvector.stats import PoolStats, collect_stats, stats_capacity_for
+
+__all__ = [
+    "ArraySizeError",
+    "Chunk",
+    "DataModifiedError",
+    "FormatError",
+    "InUseError",
+    "LifecycleGuard",
+    "Loader",
+    "MemoryError",
+    "NumpyLoader",
+    "OutOfMemoryError",
+    "OwnerLock",
+    "PoolBusyError",
+    "PoolHandle",
+    "PoolPaths",
+    "PoolSpawnError",
+    "PoolStalledError",
+    "PoolStats",
+    "ProducerService",
+    "ProducerSpec",
+    "ReadyState",
+    "Reservation",
+    "SharedMemoryDataset",
+    "SharedVector",
+    "ZarrLoader",
+    "__version__",
+    "cast_volume",
+    "collect_spacings",
+    "collect_stats",
+    "ensure_pool",
+    "no_meta",
+    "pool",
+    "probe_ready",
+    "remove_shared_memory",
+    "stats_capacity_for",
+    "write_spacing_manifest",
+]
+
+_MODULE_OF = {
+    "Chunk": "loaders",
+    "LifecycleGuard": "lifecycle",
+    "Loader": "loaders",
+    "NumpyLoader": "loaders",
+    "OwnerLock": "coordination",
+    "PoolBusyError": "coordination",
+    "PoolHandle": "pool",
+    "PoolPaths": "coordination",
+    "PoolSpawnError": "coordination",
+    "PoolStats": "stats",
+    "ProducerService": "service",
+    "ProducerSpec": "pool",
+    "ReadyState": "coordination",
+    "SharedMemoryDataset": "dataset",
+    "ZarrLoader": "loaders",
+    "cast_volume": "loaders",
+    "collect_spacings": "spacing",
+    "collect_stats": "stats",
+    "ensure_pool": "pool",
+    "no_meta": "loaders",
+    "pool": "pool",
+    "probe_ready": "coordination",
+    "stats_capacity_for": "stats",
+    "write_spacing_manifest": "spacing",
+}
+
+
+class _Package(ModuleType):
+    """The package itself; ``sharedvector.pool`` is the function, not the module of that name.
+
+    The import system sets a package's attribute to each submodule that it loads, and would hide the
+    function.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _MODULE_OF and isinstance(value, ModuleType):
+            return
+        super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+import_module("sys").modules[__name__].__class__ = _Package

@@ -1,0 +1,82 @@
+"""What a pool is made of, as its owner wants it, and what other pools have left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sharedvector import _core
+from sharedvector.loaders import resolve_numpy_dtype
+
+if TYPE_CHECKING:
+    from sharedvector.loaders import Loader
+
+logger = logging.getLogger("sharedvector")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pool is made of and how it is fed.
+
+    Raises:
+        ValueError: a value that no pool can have.
+    """
+
+    loader: Loader
+    source_size: int
+    slot_count: int
+    chunk_size: int
+    dtype: str = "float32"
+    num_producers: int = 4
+    sleep_seconds: float = 0.01
+    join_timeout: float = 5.0
+    spare_buffers: int | None = None
+    log_level: int = logging.INFO
+
+    def __post_init__(self) -> None:
+        for field in ("num_producers", "source_size", "slot_count", "chunk_size"):
+            value = getattr(self, field)
+            if value < 1:
+                raise ValueError(f"{field} should be at least 1, got {value}")
+        for field in ("sleep_seconds", "join_timeout"):
+            value = getattr(self, field)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{field} should be a number of seconds, got {value}")
+        if self.spare_buffers is not None and self.spare_buffers < 1:
+            raise ValueError(f"spare_buffers should be at least 1, got {self.spare_buffers}")
+        resolve_numpy_dtype(self.dtype)
+
+    @property
+    def workers(self) -> int:
+        """How many workers run: not more than there are slots."""
+        return min(self.num_producers, self.slot_count)
+
+    @property
+    def spares(self) -> int:
+        """Buffers beyond the slots."""
+        if self.spare_buffers is not None:
+            return self.spare_buffers
+        return min(self.num_producers, max(1, self.slot_count // 8))
+
+
+def log_orphans(name: str) -> None:
+    """Name the pools of this user, other than ``name``, whose owner is dead, and their sizes."""
+    try:
+        found = _core.list_segments()
+    except OSError as error:
+        logger.debug("shared memory cannot be listed: %s", error)
+        return
+    for item in found:
+        mine = item["uid"] == os.getuid() and item["name"] != name
+        if mine and item["owned"] and not item["owner_live"]:
+            users = ", processes are still attached" if item["attached"] else ""
+            logger.warning(
+                "orphaned pool %r takes %.1f MiB of shared memory%s; remove it with "
+                "sharedvector.remove_shared_memory(%r)",
+                item["name"],
+                item["bytes"] / 2**20,
+                users,
+                item["name"],
+            )

@@ -1,0 +1,351 @@
+"""The owner's side of a pool: make it, have it filled, keep its supervisor alive, take it down."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sharedvector import _core
+from sharedvector._job import (
+    Job,
+    logger,
+    open_parcel,
+    pack_loader,
+    remove_pool_files,
+    start_child,
+)
+from sharedvector._plan import Plan, log_orphans
+from sharedvector._progress import Progress
+from sharedvector._verdict import status_words
+from sharedvector.coordination import OwnerLock, PoolPaths, PoolSpawnError
+from sharedvector.lifecycle import LifecycleGuard
+from sharedvector.producer import seed_of
+from sharedvector.stats import stats_capacity_for
+from sharedvector.vector import SharedVector
+
+_FIRST_DELAY = 0.1
+_LONGEST_DELAY = 5.0
+_GIVE_UP_AFTER = 5  # supervisors in a row that loaded nothing
+_ROOM_LIMIT = 10.0  # seconds to wait until a dead pool's processes give their memory back
+_KILL_MARGIN = 3.0  # seconds that a supervisor gets beyond what its workers get
+_LOOK_EVERY = 0.02
+
+
+class BootstrapInterrupted(PoolSpawnError):
+    """The reign was ended from outside while the pool was being filled."""
+
+
+class Reign:
+    """One owner's pool, from the segment's making to its removal.
+
+    Made by the process that holds the lock; a forked child that inherits the object can do
+    nothing with it.
+
+    Args:
+        paths: of the pool.
+        lock: held. The reign releases it.
+        plan: what to make.
+
+    Attributes:
+        failure: why the producer was given up; None while it is not.
+    """
+
+    def __init__(self, paths: PoolPaths, lock: OwnerLock, plan: Plan) -> None:
+        self.failure: str | None = None
+        self._paths = paths
+        self._lock = lock
+        self._plan = plan
+        self._pid = os.getpid()
+        self._guard = LifecycleGuard(self._take_down)
+        self._closing = threading.Event()
+        # Held while a supervisor starts. Reentrant: a signal handler of the user may call close().
+        self._mutex = threading.RLock()
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._watcher: threading.Thread | None = None
+        self._job: Job | None = None
+        self._vector: SharedVector | None = None
+        self._events = b""
+        self._last_error: str | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this process is the pool's owner through this object."""
+        return self._pid == os.getpid() and not self._guard.cleaned and self._lock.held
+
+    @property
+    def generation(self) -> str:
+        """Token of this reign."""
+        return self._lock.generation
+
+    @property
+    def vector(self) -> SharedVector:
+        """The segment, between `start` and `close`; RuntimeError before and after."""
+        vector = self._vector
+        if vector is None:
+            raise RuntimeError(f"pool {self._paths.name!r} is not started")
+        return vector
+
+    def start(
+        self, deadline: float | None = None, should_stop: Callable[[], bool] | None = None
+    ) -> None:
+        """Make the segment, have it filled, and say that it is ready.
+
+        On failure everything is taken down again and the lock released.
+
+        Args:
+            deadline: latest time to be ready, on ``time.monotonic()``'s clock; None: no limit.
+            should_stop: asked while waiting.
+
+        Raises:
+            PoolSpawnError: the segment cannot be made (no space, ...), the loader cannot be sent,
+                or nothing can be loaded.
+            TimeoutError: not ready by the deadline.
+            BootstrapInterrupted: ``should_stop`` returned True, or `close` was called.
+        """
+        self._guard.arm()
+        try:
+            loader = pack_loader(self._plan.loader)
+            self._lock.clear_ready()
+            log_orphans(self._paths.name)
+            self._make_segment(deadline)
+            self._job = self._make_job(loader)
+            self._bootstrap(deadline, should_stop)
+            self._lock.write_ready()
+            self._watcher = threading.Thread(
+                target=self._watch, name="sharedvector-supervisor-watch", daemon=True
+            )
+            self._watcher.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop the producer, remove the pool's files, release the lock. Harmless when repeated.
+
+        Those attached keep their data. Takes at most ``join_timeout`` and some seconds. In a
+        forked child it does nothing.
+        """
+        self._guard.trigger()
+
+    def _take_down(self) -> None:
+        self._closing.set()
+        try:
+            self._lock.clear_ready()  # first: nobody should attach any more
+            vector = self._vector
+            if vector is not None:
+                vector.retire(_core.RETIRED_CLOSED)
+            self._end_supervisor()
+            if vector is not None:
+                remove_pool_files(self._lock, self._paths, vector.inode, vector.directory)
+        finally:
+            self._vector = None  # whoever keeps the handle should not keep the memory
+            self._lock.release()
+
+    # -- the segment
+
+    def _make_segment(self, deadline: float | None) -> None:
+        """Make the segment in place of any leftover."""
+        limit = time.monotonic() + _ROOM_LIMIT
+        if deadline is not None:
+            limit = min(limit, deadline)
+        leftover = self._paths.segment.exists()
+        while True:
+            try:
+                self._vector = SharedVector(
+                    self._paths.name,
+                    chunk_size=self._plan.chunk_size,
+                    dtype=self._plan.dtype,
+                    stats_capacity=stats_capacity_for(self._plan.slot_count),
+                    slot_count=self._plan.slot_count,
+                    spare_buffers=self._plan.spares,
+                    replace=True,
+                    owned=True,
+                    generation=self._lock.generation,
+                )
+                break
+            except OSError as error:
+                # The dead owner's workers may still hold the memory that we need.
+                wait = error.errno == errno.ENOSPC and leftover and time.monotonic() < limit
+                if not wait:
+                    raise PoolSpawnError(
+                        f"pool {self._paths.name!r} cannot be made: {error}"
+                    ) from error
+                time.sleep(0.2)
+
+    def _make_job(self, loader: bytes) -> Job:
+        plan = self._plan
+        return Job(
+            name=self._paths.name,
+            directory=self.vector.directory,
+            lock_dir=str(self._paths.lock_dir.absolute()),
+            generation=self._lock.generation,
+            slot_count=plan.slot_count,
+            source_size=plan.source_size,
+            num_producers=plan.workers,
+            sleep_seconds=plan.sleep_seconds,
+            join_timeout=plan.join_timeout,
+            log_level=plan.log_level,
+            seed=seed_of(self._lock.generation),
+            loader=loader,
+        )
+
+    # -- the bootstrap
+
+    def _bootstrap(self, deadline: float | None, should_stop: Callable[[], bool] | None) -> None:
+        """Start the supervisor and wait until every slot is filled."""
+        slot_count = self._plan.slot_count
+        vector = self.vector
+        progress = Progress(self._paths.name, slot_count, self._plan.log_level)
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        starts = _Starts(vector)
+        try:
+            self._start_supervisor(write_end)
+            while (filled := len(vector)) < slot_count:
+                select.select([read_end], [], [], _LOOK_EVERY)
+                self._read_events(read_end)
+                status = self._supervisor.poll() if self._supervisor is not None else None
+                if status is not None:
+                    self._read_events(read_end)
+                    if not starts.again(self._closing) and not self._closing.is_set():
+                        raise self._spawn_error(
+                            f"its supervisor ended {_GIVE_UP_AFTER} times ({status_words(status)})"
+                        )
+                    self._start_supervisor(write_end)
+                if self._closing.is_set() or (should_stop is not None and should_stop()):
+                    name = self._paths.name
+                    raise BootstrapInterrupted(f"pool {name!r} was stopped while being filled")
+                if deadline is not None and time.monotonic() >= deadline:
+                    cause = f"; last error: {self._last_error}" if self._last_error else ""
+                    raise TimeoutError(
+                        f"pool {self._paths.name!r} is not ready in time: "
+                        f"{filled}/{slot_count} slots filled{cause}"
+                    )
+                progress.update(filled)
+        finally:
+            progress.close(len(vector))
+            os.close(read_end)
+            os.close(write_end)
+
+    def _read_events(self, read_end: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while block := os.read(read_end, 65536):
+                *lines, self._events = (self._events + block).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "fatal":
+            raise self._spawn_error(event["error"])
+        self._last_error = f"source {event['source']}: {event['error']}"
+
+    def _spawn_error(self, reason: str) -> PoolSpawnError:
+        return PoolSpawnError(f"pool {self._paths.name!r} could not be filled: {reason}")
+
+    # -- the supervisor
+
+    def _start_supervisor(self, write_end: int | None = None) -> None:
+        """Start a supervisor, unless the reign is ending."""
+        assert self._job is not None
+        with self._mutex, contextlib.ExitStack() as stack:
+            if self._closing.is_set():
+                return
+            parcel = stack.enter_context(open_parcel(self._job))
+            owner_fd = _own_pidfd()
+            if owner_fd >= 0:
+                stack.callback(os.close, owner_fd)
+            pipe = -1 if write_end is None else write_end
+            self._supervisor = start_child(
+                "_supervisor",
+                parcel.fileno(),
+                [owner_fd, pipe],
+                session=True,
+                fds=tuple(fd for fd in (owner_fd, pipe) if fd >= 0),
+            )
+
+    def _watch(self) -> None:
+        """Start the supervisor again whenever it ends before the reign does."""
+        vector = self.vector
+        starts = _Starts(vector)
+        while self._supervisor is not None:
+            status = self._supervisor.wait()
+            if self._closing.is_set():
+                return
+            logger.warning(
+                "the supervisor of pool %r ended (%s)", self._paths.name, status_words(status)
+            )
+            if not starts.again(self._closing):
+                break
+            try:
+                self._start_supervisor()
+            except (OSError, PoolSpawnError) as error:
+                logger.error("the supervisor could not be started: %s", error)
+        if not self._closing.is_set():
+            self.failure = f"its supervisor ended {_GIVE_UP_AFTER} times without loading anything"
+            logger.error("pool %r is not refreshed any more: %s", self._paths.name, self.failure)
+            vector.retire(_core.RETIRED_PRODUCER)
+
+    def _end_supervisor(self) -> None:
+        """SIGTERM, and SIGKILL to its whole session when that takes too long."""
+        with self._mutex:  # a start that is under way comes to its end
+            process = self._supervisor
+        if process is None:
+            return
+        process.terminate()
+        if not self._ended(process, self._plan.join_timeout + _KILL_MARGIN):
+            logger.warning("the supervisor of pool %r does not end; killed", self._paths.name)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            self._ended(process, _KILL_MARGIN)
+
+    def _ended(self, process: subprocess.Popen[bytes], limit: float) -> bool:
+        """Whether a supervisor ends within ``limit`` seconds; the watcher waits for it if alive."""
+        watcher = self._watcher
+        if watcher is not None and watcher.is_alive() and watcher is not threading.current_thread():
+            watcher.join(limit)
+            return not watcher.is_alive()
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+class _Starts:
+    """Counts starts in vain and waits before the next one: longer each time."""
+
+    def __init__(self, vector: SharedVector) -> None:
+        self._vector = vector
+        self._loads = self._count_loads()
+        self._vain = 0
+
+    def again(self, closing: threading.Event) -> bool:
+        """Wait until the next start is due; False when there should be none."""
+        self._vector.counter_add(_core.COUNTER_RESTARTS)
+        loads = self._count_loads()
+        self._vain = 0 if loads > self._loads else self._vain + 1
+        self._loads = loads
+        if self._vain >= _GIVE_UP_AFTER:
+            return False
+        delay = min(_FIRST_DELAY * 2.0**self._vain, _LONGEST_DELAY)
+        return not closing.wait(delay)
+
+    def _count_loads(self) -> int:
+        return self._vector.counter_add(_core.COUNTER_LOADS, 0)
+
+
+def _own_pidfd() -> int:
+    """A pidfd of this process, which tells its child of our death; -1 where there is none."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except (OSError, AttributeError):
+        return -1

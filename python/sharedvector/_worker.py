@@ -1,0 +1,127 @@
+"""One producer worker: ``python -m sharedvector._worker``, the supervisor's child.
+
+It dies with its supervisor, ignores SIGINT, and ends quietly on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import sys
+import types
+from typing import Any
+
+from sharedvector._job import EXIT_FATAL, EXIT_STALE, REMEDY, Job, attach_job, logger, receive
+from sharedvector.lifecycle import install_parent_death_signal
+from sharedvector.producer import Producer, describe, number_loader
+from sharedvector.vector import SharedVector
+
+_LONGEST_TEXT = 1500  # characters; an event must fit into one atomic write to the pipe
+
+
+class Stopped(BaseException):
+    """Raised by SIGTERM wherever the worker is, in the loader too."""
+
+
+class Reporter:
+    """Sends events to the supervisor until the pool is filled; never waits for it.
+
+    Args:
+        fd: write end of the pipe.
+        worker_id: goes into each event.
+        vector: the pool.
+    """
+
+    def __init__(self, fd: int, worker_id: int, vector: SharedVector) -> None:
+        self._fd = fd
+        self._worker_id = worker_id
+        self._vector = vector
+        self._told_stored = False
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Send one event, unless nobody needs it any more."""
+        if event["event"] == "stored":
+            # One is enough to know that this worker gets somewhere.
+            if self._told_stored:
+                return
+            self._told_stored = True
+        elif event["event"] == "failed" and len(self._vector) == self._vector.capacity:
+            return
+        self.send(event)
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Send one event as a line of JSON; dropped when the pipe is full or closed."""
+        event = {**event, "worker": self._worker_id}
+        if "error" in event:
+            event["error"] = shorten(event["error"])
+        with contextlib.suppress(OSError):
+            os.write(self._fd, json.dumps(event).encode() + b"\n")
+
+
+def shorten(text: str) -> str:
+    """Cut a text in its middle so that its JSON fits into one write."""
+    text = text.encode("ascii", "backslashreplace").decode()
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return f"{text[: _LONGEST_TEXT // 2]} ... {text[-_LONGEST_TEXT // 2 :]}"
+
+
+def main() -> int:
+    """Run one worker; the arguments are descriptors and numbers, see `_supervisor`."""
+    parcel_fd, events_fd, worker_id, supervisor_pid = map(int, sys.argv[1:5])
+    install_parent_death_signal()
+    if os.getppid() != supervisor_pid:
+        return 0  # it died before we could ask to be told
+    try:
+        signal.signal(signal.SIGTERM, _stop)
+        job = receive(parcel_fd)
+        os.set_inheritable(events_fd, False)
+        return _work(job, events_fd, worker_id)
+    except Stopped:
+        return 0
+
+
+def _stop(number: int, frame: types.FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the way out is not interrupted again
+    raise Stopped
+
+
+def _work(job: Job, events_fd: int, worker_id: int) -> int:
+    vector = attach_job(job)
+    if vector is None:
+        return EXIT_STALE
+    report = Reporter(events_fd, worker_id, vector)
+    try:
+        loader = pickle.loads(job.loader)
+    except (Exception, SystemExit) as error:
+        text = f"the loader cannot be made in the producer process: {describe(error)}; {REMEDY}"
+        logger.error(text)
+        report.send({"event": "unloadable", "error": text})
+        return EXIT_FATAL
+    number_loader(loader, worker_id)
+    producer = Producer(
+        vector,
+        loader,
+        job.source_size,
+        job.seed,
+        lambda: False,  # SIGTERM raises
+        sleep_seconds=job.sleep_seconds,
+        worker_id=worker_id,
+        workers=job.num_producers,
+        report=report,
+    )
+    try:
+        producer.run()
+    except KeyboardInterrupt as error:  # from the loader: SIGINT is ignored
+        logger.warning("the loader ended its worker: %s", describe(error))
+    except Exception as error:
+        logger.warning("a producer worker failed: %s", describe(error))
+        logger.debug("a producer worker failed:", exc_info=error)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

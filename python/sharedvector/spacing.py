@@ -1,0 +1,226 @@
+"""Voxel spacing of a directory of Zarr volumes: found, gathered into one file, read back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["collect_spacings", "write_spacing_manifest"]
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = 5  # names in one message
+
+
+def collect_spacings(
+    root: Path | str, attr_key: str = "spacing", strict: bool = True
+) -> dict[str, list[float]]:
+    """Read the spacing attribute of every Zarr v3 array directly under a directory.
+
+    Only the metadata of each array is read. Directories that are no arrays (groups, stray
+    directories) are named in the log and left out.
+
+    Args:
+        root: the directory; each of its directories is one volume.
+        attr_key: the attribute that holds the spacing: three finite numbers (x, y, z), in
+            millimetres or whatever unit the volumes use.
+        strict: raise for a volume without such an attribute; otherwise name it in the log and
+            leave it out.
+
+    Returns:
+        ``{volume name: [x, y, z]}``, sorted by name.
+
+    Raises:
+        FileNotFoundError: ``root`` is no directory, or holds no array.
+        ValueError: (``strict``) a volume whose attribute is missing or no such triple.
+    """
+    root = Path(root)
+    spacings: dict[str, list[float]] = {}
+    for name, metadata in _progress(find_volumes(root).items()):
+        attributes = metadata.get("attributes")
+        value = attributes.get(attr_key) if isinstance(attributes, dict) else None
+        triple = _as_triple(value)
+        if triple is not None:
+            spacings[name] = triple
+            continue
+        problem = (
+            f"volume {name!r} under {root}: attribute {attr_key!r} should be three finite numbers "
+            f"(x, y, z), found {'nothing' if value is None else repr(value)}"
+        )
+        if strict:
+            raise ValueError(
+                f"{problem}; set it, name another attribute, or leave such volumes out "
+                "(strict=False, --skip-missing)"
+            )
+        _log.warning("%s; left out", problem)
+    return spacings
+
+
+def write_spacing_manifest(
+    root: Path | str,
+    output: Path | str | None = None,
+    attr_key: str = "spacing",
+    strict: bool = True,
+) -> Path:
+    """Write what `collect_spacings` finds as a JSON file ``{volume name: [x, y, z]}``.
+
+    The file appears by rename: readers see the old one or the new one, and a failure leaves the
+    old one as it was.
+
+    Args:
+        root: the directory of volumes.
+        output: the file to write; ``<root>/spacing.json`` when None. Its directory must exist.
+        attr_key: see `collect_spacings`.
+        strict: see `collect_spacings`.
+
+    Returns:
+        The path written.
+
+    Raises:
+        FileNotFoundError: as in `collect_spacings`, or the directory of ``output`` is missing.
+        ValueError: as in `collect_spacings`.
+    """
+    target = Path(root) / "spacing.json" if output is None else Path(output)
+    spacings = collect_spacings(root, attr_key, strict)
+    lines = [f"  {json.dumps(name)}: {json.dumps(triple)}" for name, triple in spacings.items()]
+    text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
+    _replace_file(target, text)
+    return target
+
+
+def find_volumes(root: Path) -> dict[str, dict[str, Any]]:
+    """Return ``{name: content of zarr.json}`` of the Zarr v3 arrays directly under ``root``.
+
+    Sorted by name. Directories that are no such array are named in one log line, with the reason.
+
+    Raises:
+        FileNotFoundError: ``root`` is no directory, or holds no array.
+    """
+    if not root.is_dir():
+        raise FileNotFoundError(f"wanted a directory of Zarr volumes, found none at {root}")
+    volumes: dict[str, dict[str, Any]] = {}
+    others: list[str] = []
+    for path in sorted(root.iterdir()):
+        if not path.is_dir():
+            continue
+        metadata = _array_metadata(path)
+        if isinstance(metadata, str):
+            others.append(f"{path.name} ({metadata})")
+        else:
+            volumes[path.name] = metadata
+    if others:
+        _log.warning(
+            "%s: %d directories are not counted as volumes: %s", root, len(others), shorten(others)
+        )
+    if not volumes:
+        found = f"only {shorten(others)}" if others else "no directory"
+        raise FileNotFoundError(f"wanted Zarr v3 arrays directly under {root}, found {found}")
+    return volumes
+
+
+def read_spacings(manifest: Path, names: Sequence[str]) -> list[list[float]]:
+    """Return the (x, y, z) of each of ``names`` from a spacing manifest, in that order.
+
+    Raises:
+        FileNotFoundError: ``manifest`` is no file.
+        ValueError: it is no JSON object, lacks a name, or has no three finite numbers for one.
+    """
+    if not manifest.is_file():
+        raise FileNotFoundError(
+            f"no spacing file at {manifest}; sharedvector-spacing-manifest writes one"
+        )
+    try:
+        entries = json.loads(manifest.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"spacing file {manifest} is not JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise ValueError(
+            f"spacing file {manifest} should hold an object {{volume name: [x, y, z]}}, found a "
+            f"{type(entries).__name__}"
+        )
+    missing = [name for name in names if name not in entries]
+    if missing:
+        raise ValueError(
+            f"spacing file {manifest} lacks {len(missing)} of {len(names)} volumes: "
+            f"{shorten(missing)}; write it again or remove those volumes"
+        )
+    triples = {name: _as_triple(entries[name]) for name in names}
+    wrong = [f"{name}: {entries[name]!r}" for name, triple in triples.items() if triple is None]
+    if wrong:
+        raise ValueError(
+            f"spacing file {manifest} should give three finite numbers (x, y, z) for each volume, "
+            f"found {shorten(wrong)}"
+        )
+    return [triple for triple in triples.values() if triple is not None]
+
+
+def shorten(items: Sequence[str]) -> str:
+    """Return the first few of ``items`` in one line, and how many more there are."""
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(items[:_SHOWN]) + more
+
+
+def _array_metadata(path: Path) -> dict[str, Any] | str:
+    """The parsed zarr.json of a v3 array, or why there is none."""
+    try:
+        metadata = json.loads((path / "zarr.json").read_bytes())
+    except FileNotFoundError:
+        old = any((path / name).exists() for name in (".zarray", ".zgroup"))
+        return "Zarr v2, v3 is wanted" if old else "no zarr.json"
+    except (OSError, ValueError) as error:
+        return f"unreadable zarr.json: {error}"
+    if not isinstance(metadata, dict) or metadata.get("zarr_format") != 3:
+        return "zarr.json is not of Zarr v3"
+    node = metadata.get("node_type")
+    return metadata if node == "array" else f"a Zarr {node}, not an array"
+
+
+def _as_triple(value: object) -> list[float] | None:
+    """Three finite floats, or None. Numbers written as text pass, as they always did."""
+    if not isinstance(value, (list, tuple)) or len(value) != 3:
+        return None
+    if not all(isinstance(part, (int, float, str)) for part in value):
+        return None
+    if any(isinstance(part, bool) for part in value):
+        return None
+    try:
+        triple = [float(part) for part in value]
+    except (ValueError, OverflowError):
+        return None
+    return triple if all(map(math.isfinite, triple)) else None
+
+
+def _progress(
+    items: Iterable[tuple[str, Mapping[str, Any]]],
+) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """A bar on a terminal, where tqdm is installed; nothing in logs and pipes."""
+    if not sys.stderr.isatty():
+        return items
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return items
+    bar: Iterable[tuple[str, Mapping[str, Any]]] = tqdm(
+        list(items), desc="reading spacings", unit="volume"
+    )
+    return bar
+
+
+def _replace_file(target: Path, text: str) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,332 @@
+/*
+ * Process-wide state and fork (rules F1-F4).
+ *
+ * A page that the kernel wipes in every child holds the process token and the pointers to this
+ * process's cells: after a fork they read as NULL, whoever made the child, so that no child ever
+ * counts in its parent's row. Views that are alive at a fork get a row of the child's own, made by
+ * the parent before the fork.
+ */
+#include "fork.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "os.h"
+#include "row.h"
+
+#define FORK_PAGE_POINTERS (SVI_PAGE / sizeof(svi_cells_pointer))
+
+/* One wiped page: element 0 of the first page is the token, the others are handed to mappings. */
+typedef struct fork_page {
+    svi_cells_pointer *pointers;
+    size_t used;
+} fork_page;
+
+static pthread_mutex_t process_mutex = PTHREAD_MUTEX_INITIALIZER;
+/* Writers first, or a fork would wait for as long as threads gather. Never entered twice. */
+static pthread_rwlock_t process_gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+static svi_mapping *process_list;
+static fork_page process_page;
+static _Atomic(svi_word *)
+    *process_token_home;     /* in a wiped page; NULL there: an unrepaired child */
+svi_word svi_process_number; /* not wiped; the child adds one */
+static bool process_handlers;
+
+/* A lock for reading and writing knows its writer by thread id, and the child's is another one. */
+static void
+process_reset_gate(void)
+{
+    process_gate = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+}
+
+/* The payload was withheld from this child: inherited views fault, new ones need a new map. */
+static void
+fork_map_again(svi_mapping *m)
+{
+    void *ro = NULL;
+    if (svi_os_map(svi_probe(m), 0, m->g.segment_bytes, false, &ro) == 0) {
+        svi_os_dont_dump((unsigned char *)ro + m->g.off_payload,
+                         m->g.segment_bytes - m->g.off_payload);
+        m->ro = ro; /* else header and slots stay readable, and payload faults */
+    }
+    atomic_store_explicit(&m->rw, NULL, memory_order_relaxed);
+}
+
+/* What a child does first, under the process lock: its rows are those made for it, or none. */
+static void
+fork_adopt(bool handlers_ran)
+{
+    svi_add_relaxed(&svi_process_number, 1);
+    atomic_store_explicit(process_token_home, &svi_process_number, memory_order_relaxed);
+    for (svi_mapping *m = process_list; m != NULL; m = m->next) {
+        if (!m->mapped) {
+            continue;
+        }
+        /* The parent's anchor is not mapped here (MADV_DONTFORK): its address may meanwhile belong
+         * to somebody else and must not be touched. The parent's row is, and must not be used. */
+        if (handlers_ran) {
+            svi_row_unmap(m, &m->hold);
+        }
+        m->hold = (svi_hold){.row = SVI_NO_ROW};
+        m->owner = false;
+        svi_store_relaxed(&m->reservations, 0);
+        if (handlers_ran && m->child.row != SVI_NO_ROW) {
+            (void)svi_os_pass_to_children(m->child.anchor, SVI_PAGE, false);
+            svi_row_install(m, &m->child);
+            svi_row_sign(m->hold.map, false); /* it still names the parent */
+        } else {
+            m->views_since = svi_load_relaxed(&svi_process_number);
+            if (m->withheld && handlers_ran) {
+                fork_map_again(m);
+            }
+        }
+        m->child = (svi_hold){.row = SVI_NO_ROW};
+        m->withheld = false;
+    }
+}
+
+static void
+fork_withhold(svi_mapping *m, bool withhold)
+{
+    size_t offset = m->g.off_payload;
+    size_t bytes = m->g.segment_bytes - offset;
+    unsigned char *rw = atomic_load_explicit(&m->rw, memory_order_relaxed);
+    /* The advice only splits the map; the address does not change. */
+    (void)svi_os_pass_to_children((unsigned char *)(uintptr_t)m->ro + offset, bytes, !withhold);
+    if (rw != NULL && rw != m->ro) {
+        (void)svi_os_pass_to_children(rw + offset, bytes, !withhold);
+    }
+    m->withheld = withhold;
+}
+
+/* Make a row for the coming child and copy the pins of the views into it (rule F2). */
+static void
+fork_hand_over(svi_mapping *m)
+{
+    unsigned char *rw = NULL;
+    int status = svi_row_take(m, true, false, &m->child, NULL);
+    if (status == 0 && svi_writable_borrow(m, &rw, NULL) != 0) {
+        svi_row_drop(m, &m->child);
+        status = SV_ENOMEM;
+    }
+    if (status != 0) {
+        m->child = (svi_hold){.row = SVI_NO_ROW};
+        fork_withhold(m, true);
+        return;
+    }
+    for (uint32_t b = 0; b < m->g.buffer_count; b++) {
+        uint64_t pins = svi_cell_pins(svi_load_relaxed(&m->hold.map->r_cells[b]));
+        if (pins != 0) {
+            svi_add_seq(&m->child.map->r_cells[b], pins * SVI_PIN); /* E9 */
+        }
+    }
+    SVI_STEP("fork.copied");
+    svi_add_seq(&svi_header_at(rw)->h_moves,
+                1); /* E9: after the copies, before the parent unpins */
+    SVI_STEP("fork.moved");
+    svi_writable_return(m, rw);
+}
+
+static void
+fork_prepare(void)
+{
+    (void)pthread_rwlock_wrlock(&process_gate);
+    (void)pthread_mutex_lock(&process_mutex);
+    for (svi_mapping *m = process_list; m != NULL; m = m->next) {
+        m->child = (svi_hold){.row = SVI_NO_ROW};
+        m->withheld = false;
+        if (m->mapped && m->hold.row != SVI_NO_ROW && svi_row_own_pins(m) != 0) {
+            fork_hand_over(m);
+        }
+    }
+}
+
+static void
+fork_parent(void)
+{
+    for (svi_mapping *m = process_list; m != NULL; m = m->next) {
+        if (m->withheld) {
+            fork_withhold(m, false);
+        }
+        if (m->child.row != SVI_NO_ROW) {
+            /* The child's copy of the map keeps the lock alive. */
+            svi_os_unmap(m->child.anchor, SVI_PAGE);
+            svi_row_unmap(m, &m->child);
+            m->child = (svi_hold){.row = SVI_NO_ROW};
+        }
+    }
+    (void)pthread_mutex_unlock(&process_mutex);
+    (void)pthread_rwlock_unlock(&process_gate);
+}
+
+static void
+fork_child(void)
+{
+    for (svi_mapping *m = process_list; m != NULL; m = m->next) {
+        if (m->withheld) {
+            static const char text[] =
+                "sharedvector: no row could be had for a forked child that inherits views; their "
+                "data was not passed on and reading them will fail (raise max_rows, or look "
+                "whether the file system is full)\n";
+            ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+            (void)ignored;
+            break;
+        }
+    }
+    fork_adopt(true);
+    (void)pthread_mutex_unlock(&process_mutex);
+    process_reset_gate();
+}
+
+static int
+process_prepare_locked(sv_error *err)
+{
+    if (process_token_home == NULL) {
+        void *page = NULL;
+        if (sysconf(_SC_PAGESIZE) != (long)SVI_PAGE) {
+            return svi_fail(err, SV_EUNSUPPORTED, 0, "prepare process",
+                            "pages of memory have %ld bytes here, format %d.%d needs %u",
+                            sysconf(_SC_PAGESIZE), SV_FORMAT_MAJOR, SV_FORMAT_MINOR, SVI_PAGE);
+        }
+        int status = svi_os_map_wipe_on_fork(SVI_PAGE, &page);
+        if (status != 0) {
+            return svi_fail(err, status == -ENOMEM ? SV_ENOMEM : SV_EUNSUPPORTED, -status,
+                            "prepare process",
+                            "memory that is wiped in forked children (MADV_WIPEONFORK, Linux 4.14) "
+                            "cannot be had");
+        }
+        process_page.pointers = page;
+        process_page.used = 1;
+        process_token_home = &process_page.pointers[0];
+        svi_store_relaxed(&svi_process_number, 1);
+        atomic_store_explicit(process_token_home, &svi_process_number, memory_order_relaxed);
+    }
+    if (!process_handlers) {
+        if (pthread_atfork(fork_prepare, fork_parent, fork_child) != 0) {
+            return svi_fail(err, SV_ENOMEM, 0, "prepare process",
+                            "the fork handlers cannot be registered");
+        }
+        process_handlers = true;
+    }
+    return 0;
+}
+
+/* A child made by a raw clone: the handlers did not run, and the locks may have been held by
+ * threads that do not exist here. */
+static void
+process_repair(void)
+{
+    (void)pthread_mutex_init(&process_mutex, NULL);
+    process_reset_gate();
+    (void)pthread_mutex_lock(&process_mutex);
+    fork_adopt(false);
+    (void)pthread_mutex_unlock(&process_mutex);
+}
+
+static bool
+process_is_unrepaired(void)
+{
+    return process_token_home != NULL &&
+           atomic_load_explicit(process_token_home, memory_order_relaxed) == NULL;
+}
+
+int
+svi_process_lock(sv_error *err)
+{
+    if (process_is_unrepaired()) {
+        process_repair();
+    }
+    (void)pthread_mutex_lock(&process_mutex);
+    int status = process_prepare_locked(err);
+    if (status != 0) {
+        (void)pthread_mutex_unlock(&process_mutex);
+    }
+    return status;
+}
+
+void
+svi_process_unlock(void)
+{
+    (void)pthread_mutex_unlock(&process_mutex);
+}
+
+uint64_t
+svi_process_token(void)
+{
+    if (process_is_unrepaired()) {
+        process_repair();
+    }
+    return svi_load_relaxed(&svi_process_number);
+}
+
+void
+svi_gate_enter(void)
+{
+    if (process_is_unrepaired()) {
+        process_repair();
+    }
+    (void)pthread_rwlock_rdlock(&process_gate);
+}
+
+void
+svi_gate_leave(void)
+{
+    (void)pthread_rwlock_unlock(&process_gate);
+}
+
+svi_mapping *
+svi_process_mappings(void)
+{
+    return process_list;
+}
+
+svi_mapping *
+svi_mapping_obtain(void)
+{
+    for (svi_mapping *m = process_list; m != NULL; m = m->next) {
+        if (!m->mapped && m->handles == 0) {
+            svi_mapping *next = m->next;
+            svi_cells_pointer *cells = m->cells;
+            /* Not memset: a late reader may still look at `closing` (rule V3). */
+            m->g = (svi_geometry){.chunk_size = 0};
+            m->ro = NULL;
+            atomic_store_explicit(&m->rw, NULL, memory_order_relaxed);
+            m->next = next;
+            m->cells = cells;
+            m->views_since = svi_load_relaxed(&svi_process_number);
+            m->owner = false;
+            m->withheld = false;
+            m->hold = (svi_hold){.row = SVI_NO_ROW};
+            m->child = (svi_hold){.row = SVI_NO_ROW};
+            svi_store_relaxed(&m->reservations, 0);
+            svi_store_relaxed(&m->closing, 0);
+            m->probe = -1;
+            return m;
+        }
+    }
+    if (process_page.used == FORK_PAGE_POINTERS) {
+        void *page = NULL;
+        if (svi_os_map_wipe_on_fork(SVI_PAGE, &page) != 0) {
+            return NULL;
+        }
+        process_page.pointers = page;
+        process_page.used = 0;
+    }
+    svi_mapping *m = calloc(1, sizeof *m);
+    if (m == NULL) {
+        return NULL;
+    }
+    m->views_since = svi_load_relaxed(&svi_process_number);
+    m->cells = &process_page.pointers[process_page.used++];
+    m->hold.row = SVI_NO_ROW;
+    m->child.row = SVI_NO_ROW;
+    m->probe = -1;
+    m->next = process_list;
+    process_list = m;
+    return m;
+}

@@ -1,0 +1,185 @@
+/* The layout of a segment. Attach repeats the computation and compares: nothing else in the header
+ * about places is believed. */
+#include "geometry.h"
+
+#include <string.h>
+
+#include "error.h"
+
+#define GEOMETRY_MAX_BYTES (UINT64_C(1) << 46) /* 64 TiB; keeps every sum far from overflow */
+
+static uint64_t
+geometry_round_up(uint64_t value, uint64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+/* Fill in all places from the counts. Returns 0 when the result is too large to be real. */
+static int
+geometry_lay_out(svi_geometry *g)
+{
+    uint64_t align = g->chunk_size >= SVI_PAGE ? SVI_PAGE : SVI_LINE;
+    g->buffer_stride = geometry_round_up(g->chunk_size, align);
+    g->header_stride = sizeof(svm_buffer) + (uint64_t)g->max_arrays * sizeof(svm_array);
+    g->row_stride =
+        geometry_round_up(sizeof(svm_row) + (uint64_t)g->buffer_count * sizeof(svi_word), SVI_PAGE);
+    g->off_slots = SVI_PAGE;
+    g->off_buffers =
+        geometry_round_up(g->off_slots + (uint64_t)g->slot_count * sizeof(svm_slot), SVI_LINE);
+    g->off_rows =
+        geometry_round_up(g->off_buffers + (uint64_t)g->buffer_count * g->header_stride, SVI_PAGE);
+    if (g->row_stride > GEOMETRY_MAX_BYTES / g->max_rows) {
+        return 0;
+    }
+    g->off_ring = g->off_rows + (uint64_t)g->max_rows * g->row_stride;
+    g->off_payload =
+        geometry_round_up(g->off_ring + (uint64_t)g->stats_capacity * sizeof(uint32_t), SVI_PAGE);
+    if (g->buffer_stride > GEOMETRY_MAX_BYTES / g->buffer_count) {
+        return 0;
+    }
+    g->segment_bytes =
+        geometry_round_up(g->off_payload + (uint64_t)g->buffer_count * g->buffer_stride, SVI_PAGE);
+    return g->segment_bytes <= GEOMETRY_MAX_BYTES;
+}
+
+/* How many slots version 0.1.0 made of a memory size: its allocator took 752 bytes and 16 for each
+ * chunk that would fit bare, and 328 bytes beside each chunk in steps of 16. Keeping the count keeps
+ * the scripts that rely on it. */
+static uint64_t
+geometry_slots_of_size(uint64_t max_memory_size, uint64_t chunk_size)
+{
+    uint64_t bare = max_memory_size / chunk_size;
+    uint64_t overhead = 752 + 16 * bare;
+    if (max_memory_size <= overhead) {
+        return 0;
+    }
+    return (max_memory_size - overhead) / geometry_round_up(chunk_size + 328, 16);
+}
+
+static int
+geometry_check_range(const char *name, uint64_t value, uint64_t low, uint64_t high, sv_error *err)
+{
+    if (value < low || value > high) {
+        return svi_fail(err, SV_EINVAL, 0, "check options",
+                        "%s must be from %llu to %llu, found %llu", name, (unsigned long long)low,
+                        (unsigned long long)high, (unsigned long long)value);
+    }
+    return 0;
+}
+
+int
+svi_geometry_plan(const sv_options *options, svi_geometry *out, sv_error *err)
+{
+    svi_geometry g = {.chunk_size = options->chunk_size,
+                      .max_rows = options->max_rows,
+                      .max_arrays = options->max_arrays,
+                      .itemsize = options->itemsize};
+    int status;
+    uint64_t slots = options->slot_count;
+    uint64_t bare = options->slot_count;
+    if ((status = geometry_check_range("chunk_size", g.chunk_size, 1, GEOMETRY_MAX_BYTES / 4,
+                                       err)) != 0) {
+        return status;
+    }
+    if (slots == 0) {
+        slots = geometry_slots_of_size(options->max_memory_size, options->chunk_size);
+        bare = options->max_memory_size / options->chunk_size;
+        if (slots == 0) {
+            return svi_fail(err, SV_EINVAL, 0, "check options",
+                            "max_memory_size=%llu leaves no slot for chunks of chunk_size=%llu "
+                            "bytes; give at least %llu, or slot_count",
+                            (unsigned long long)options->max_memory_size,
+                            (unsigned long long)options->chunk_size,
+                            (unsigned long long)(options->chunk_size + 1200));
+        }
+    }
+    uint64_t samples = options->stats_capacity;
+    if (samples == 0) {
+        samples = bare < 8 ? 16 : 2 * bare;
+        samples = samples > UINT32_MAX / 2 ? UINT32_MAX / 2 : samples;
+    }
+    if ((status = geometry_check_range("the number of slots", slots, 1, SV_MAX_BUFFERS - 1, err)) !=
+            0 ||
+        (status = geometry_check_range("spare_buffers", options->spare_buffers, 1,
+                                       SV_MAX_BUFFERS - slots, err)) != 0 ||
+        (status = geometry_check_range("max_rows", g.max_rows, 1, SV_MAX_ROWS, err)) != 0 ||
+        (status = geometry_check_range("max_arrays", g.max_arrays, 1, SV_MAX_ARRAYS, err)) != 0 ||
+        (status = geometry_check_range("stats_capacity", samples, 1, UINT32_MAX / 2, err)) != 0 ||
+        (status = geometry_check_range("itemsize", g.itemsize, 1, UINT32_MAX, err)) != 0) {
+        return status;
+    }
+    g.slot_count = (uint32_t)slots;
+    g.buffer_count = (uint32_t)slots + options->spare_buffers;
+    g.stats_capacity = (uint32_t)samples;
+    if (!geometry_lay_out(&g)) {
+        return svi_fail(err, SV_EINVAL, 0, "check options",
+                        "%u buffers of %llu bytes and %u rows are more than a segment can have",
+                        g.buffer_count, (unsigned long long)g.chunk_size, g.max_rows);
+    }
+    *out = g;
+    return 0;
+}
+
+static int
+geometry_text_ends(const char *text, size_t size)
+{
+    return memchr(text, '\0', size) != NULL && text[0] != '\0';
+}
+
+int
+svi_geometry_read(const svm_header *h, uint64_t file_bytes, const char *path, svi_geometry *out,
+                  sv_error *err)
+{
+    static const char operation[] = "read header";
+    static const char remedy[] = "remove it with remove_shared_memory() if nobody needs it";
+    if (memcmp(h->h_magic, SVI_MAGIC, sizeof h->h_magic) != 0) {
+        return svi_fail(err, SV_EFORMAT, 0, operation,
+                        "%s is not a segment of sharedvector, or it was never finished; %s", path,
+                        remedy);
+    }
+    if (h->h_byte_order != SVI_BYTE_ORDER || h->h_major != SV_FORMAT_MAJOR ||
+        h->h_features_incompatible != 0 || h->h_features_read_only != 0 ||
+        h->h_fingerprint != SVI_FINGERPRINT) {
+        return svi_fail(err, SV_EFORMAT, 0, operation,
+                        "%s has format %u.%u (layout %08x, features %x), this library reads %d.%d "
+                        "(layout %08x); use the version that made it, or %s",
+                        path, h->h_major, h->h_minor, h->h_fingerprint, h->h_features_incompatible,
+                        SV_FORMAT_MAJOR, SV_FORMAT_MINOR, SVI_FINGERPRINT, remedy);
+    }
+    svi_geometry g = {.chunk_size = h->h_chunk_size,
+                      .slot_count = h->h_slot_count,
+                      .buffer_count = h->h_buffer_count,
+                      .max_rows = h->h_max_rows,
+                      .max_arrays = h->h_max_arrays,
+                      .stats_capacity = h->h_stats_capacity,
+                      .itemsize = h->h_itemsize};
+    int sane = g.chunk_size >= 1 && g.chunk_size <= GEOMETRY_MAX_BYTES / 4 && g.slot_count >= 1 &&
+               g.buffer_count > g.slot_count && g.buffer_count <= SV_MAX_BUFFERS &&
+               g.max_rows >= 1 && g.max_rows <= SV_MAX_ROWS && g.max_arrays >= 1 &&
+               g.max_arrays <= SV_MAX_ARRAYS && g.stats_capacity >= 1 &&
+               g.stats_capacity <= UINT32_MAX / 2 && g.itemsize >= 1 &&
+               geometry_text_ends(h->h_generation, sizeof h->h_generation) &&
+               geometry_text_ends(h->h_dtype, sizeof h->h_dtype) && geometry_lay_out(&g);
+    if (!sane || g.buffer_stride != h->h_buffer_stride || g.row_stride != h->h_row_stride ||
+        g.off_slots != h->h_off_slots || g.off_buffers != h->h_off_buffers ||
+        g.off_rows != h->h_off_rows || g.off_ring != h->h_off_ring ||
+        g.off_payload != h->h_off_payload || g.segment_bytes != h->h_segment_bytes) {
+        return svi_fail(err, SV_EFORMAT, 0, operation,
+                        "the header of %s is damaged: its numbers contradict each other; %s", path,
+                        remedy);
+    }
+    if (file_bytes != g.segment_bytes) {
+        return svi_fail(err, SV_EFORMAT, 0, operation,
+                        "%s has %llu bytes where its header says %llu; %s", path,
+                        (unsigned long long)file_bytes, (unsigned long long)g.segment_bytes,
+                        remedy);
+    }
+    *out = g;
+    return 0;
+}
+
+uint64_t
+svi_geometry_reserved(const svi_geometry *g)
+{
+    return g->segment_bytes - (uint64_t)(g->max_rows - 1) * g->row_stride;
+}

@@ -1,0 +1,121 @@
+/* Lock files held through anchors (rules O1, O2). */
+#include "lockfile.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include "error.h"
+#include "layout.h"
+#include "os.h"
+
+/* Keep fd's description by an anchor; the descriptor itself goes. Besides the flock the owner holds
+ * a record lock on byte 0, which others can test without disturbing anybody. */
+static int
+lockfile_anchor(svi_lockfile *lock, int fd)
+{
+    int status = svi_os_map_anchor(fd, false, &lock->anchor);
+    if (status != 0) {
+        return status;
+    }
+    if ((status = svi_os_flock_try(fd)) != 0 || (status = svi_os_lock_try(fd, 0, true)) != 0) {
+        svi_os_unmap(lock->anchor, SVI_PAGE);
+        lock->anchor = NULL;
+    }
+    return status;
+}
+
+int
+svi_lockfile_take(svi_lockfile *lock, const char *directory, const char *prefix, const char *name,
+                  const char *suffix, sv_error *err)
+{
+    svi_path(lock->path, directory, prefix, name, suffix);
+    /* The holder unlinks its file while it holds it, so the file that we lock may have lost its
+     * name meanwhile: then the lock is worth nothing, and we start again. */
+    for (int attempt = 0; attempt < 1000; attempt++) {
+        struct stat held;
+        struct stat named;
+        int fd = svi_os_open(lock->path, O_RDWR | O_CREAT, 0600);
+        if (fd < 0) {
+            return svi_fail(err, SV_ESYS, -fd, "take lock file", "cannot open %s%s", lock->path,
+                            fd == -EACCES ? " (left by another user; ask them to remove it)" : "");
+        }
+        int status = svi_os_fstat(fd, &held);
+        if (status == 0 && !S_ISREG(held.st_mode)) {
+            status = -EINVAL;
+        }
+        if (status == 0) {
+            status = lockfile_anchor(lock, fd);
+        }
+        svi_os_close(fd);
+        if (status == -EAGAIN) {
+            return svi_fail(err, SV_EBUSY, 0, "take lock file", "%s is held by another process",
+                            lock->path);
+        }
+        if (status != 0) {
+            return svi_fail(err, SV_ESYS, -status, "take lock file", "cannot lock %s", lock->path);
+        }
+        if (svi_os_stat(lock->path, &named) == 0 && named.st_dev == held.st_dev &&
+            named.st_ino == held.st_ino) {
+            lock->device = held.st_dev;
+            lock->inode = held.st_ino;
+            return 0;
+        }
+        svi_os_unmap(lock->anchor, SVI_PAGE);
+        lock->anchor = NULL;
+    }
+    return svi_fail(err, SV_EBUSY, 0, "take lock file", "%s is being made and removed all the time",
+                    lock->path);
+}
+
+int
+svi_lockfile_adopt(svi_lockfile *lock, int fd, const char *path, sv_error *err)
+{
+    struct stat held;
+    struct stat named;
+    int status = svi_os_fstat(fd, &held);
+    if (status != 0 || svi_os_stat(path, &named) != 0 || named.st_dev != held.st_dev ||
+        named.st_ino != held.st_ino) {
+        return svi_fail(err, SV_EINVAL, status != 0 ? -status : 0, "adopt lock file",
+                        "descriptor %d is not open on %s", fd, path);
+    }
+    svi_text_copy(lock->path, sizeof lock->path, path);
+    lock->device = held.st_dev;
+    lock->inode = held.st_ino;
+    if ((status = lockfile_anchor(lock, fd)) != 0) {
+        return svi_fail(err, status == -EAGAIN ? SV_EBUSY : SV_ESYS, -status, "adopt lock file",
+                        "descriptor %d does not hold the lock of %s", fd, path);
+    }
+    return 0;
+}
+
+void
+svi_lockfile_drop(svi_lockfile *lock, bool unlink)
+{
+    struct stat named;
+    if (lock->anchor == NULL) {
+        return;
+    }
+    if (unlink && svi_os_stat(lock->path, &named) == 0 && named.st_dev == lock->device &&
+        named.st_ino == lock->inode) {
+        (void)svi_os_unlink(lock->path);
+        SVI_STEP("lockfile.unlinked");
+    }
+    svi_os_unmap(lock->anchor, SVI_PAGE);
+    lock->anchor = NULL;
+}
+
+int
+svi_lockfile_write(const svi_lockfile *lock, const char *text)
+{
+    int fd = svi_os_open(lock->path, O_RDWR, 0);
+    if (fd < 0) {
+        return fd;
+    }
+    int status = svi_os_truncate(fd, 0);
+    if (status == 0) {
+        status = svi_os_pwrite(fd, text, strlen(text), 0);
+    }
+    svi_os_close(fd);
+    return status;
+}

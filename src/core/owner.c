@@ -1,0 +1,323 @@
+/* Who owns a pool, and whether it is ready (rules O1-O4). */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "fork.h"
+#include "layout.h"
+#include "lockfile.h"
+#include "os.h"
+#include "owner.h"
+
+#define OWNER_TEXT_BYTES 256
+
+struct sv_owner {
+    svi_lockfile lock;
+    uint64_t process; /* who took it: a forked child holds nothing */
+    char name[SV_MAX_NAME_BYTES + 1];
+    char directory[SVI_DIRECTORY_BYTES];
+    char generation[SV_GENERATION_BYTES];
+};
+
+static void
+owner_text(char out[OWNER_TEXT_BYTES], const char *generation)
+{
+    (void)snprintf(out, OWNER_TEXT_BYTES, "{\"generation\": \"%s\", \"pid\": %ld}\n", generation,
+                   (long)getpid());
+}
+
+/* The values of our own one-line JSON; anything else gives "" and 0. */
+static void
+owner_parse(const char *text, char generation[SV_GENERATION_BYTES], int32_t *pid)
+{
+    char found[SV_GENERATION_BYTES] = "";
+    long number = 0;
+    if (sscanf(text, " { \"generation\" : \"%63[^\"]\" , \"pid\" : %ld", found, &number) < 1 ||
+        svi_generation_check(found, NULL) != 0) {
+        found[0] = '\0';
+        number = 0;
+    }
+    if (generation != NULL) {
+        memcpy(generation, found, sizeof found);
+    }
+    if (pid != NULL) {
+        *pid = (int32_t)number;
+    }
+}
+
+static int
+owner_read(const char *path, char text[OWNER_TEXT_BYTES])
+{
+    struct stat st;
+    int fd = svi_os_open(path, O_RDONLY, 0);
+    if (fd < 0) {
+        return fd;
+    }
+    int got = svi_os_fstat(fd, &st) == 0 && S_ISREG(st.st_mode)
+                  ? svi_os_pread(fd, text, OWNER_TEXT_BYTES - 1, 0)
+                  : -EINVAL;
+    svi_os_close(fd);
+    if (got >= 0) {
+        text[got] = '\0';
+    }
+    return got < 0 ? got : 0;
+}
+
+static int
+owner_new(const char *name, const char *lock_dir, const char *generation, sv_owner **out,
+          sv_error *err)
+{
+    int status = sv_name_check(name, err);
+    if (status != 0) {
+        return status;
+    }
+    sv_owner *owner = calloc(1, sizeof *owner);
+    if (owner == NULL) {
+        return svi_fail(err, SV_ENOMEM, ENOMEM, "own pool", "no memory");
+    }
+    svi_text_copy(owner->name, sizeof owner->name, name);
+    if ((status = svi_lock_directory(lock_dir, owner->directory, err)) != 0) {
+        goto fail;
+    }
+    if (generation != NULL) {
+        if ((status = svi_generation_check(generation, err)) != 0) {
+            goto fail;
+        }
+        svi_text_copy(owner->generation, sizeof owner->generation, generation);
+    } else if ((status = svi_generation_draw(owner->generation, err)) != 0) {
+        goto fail;
+    }
+    *out = owner;
+    return 0;
+fail:
+    free(owner);
+    return status;
+}
+
+static int
+owner_sign(sv_owner *owner, sv_error *err)
+{
+    char text[OWNER_TEXT_BYTES];
+    owner->process = svi_process_token();
+    owner_text(text, owner->generation);
+    int status = svi_lockfile_write(&owner->lock, text);
+    if (status != 0) {
+        svi_lockfile_drop(&owner->lock, true);
+        return svi_fail(err, SV_ESYS, -status, "own pool", "cannot write %s", owner->lock.path);
+    }
+    return 0;
+}
+
+int
+sv_owner_acquire(const char *name, const char *lock_dir, const char *generation, sv_owner **out,
+                 sv_error *err)
+{
+    sv_owner *owner = NULL;
+    int status = owner_new(name, lock_dir, generation, &owner, err);
+    if (status != 0) {
+        return status;
+    }
+    if ((status = svi_process_lock(err)) == 0) {
+        status = svi_lockfile_take(&owner->lock, owner->directory, "", name, ".lock", err);
+        status = status == 0 ? owner_sign(owner, err) : status;
+        svi_process_unlock();
+    }
+    if (status == SV_EBUSY) {
+        int32_t pid = 0;
+        (void)sv_owner_probe(name, lock_dir, NULL, &pid, NULL);
+        status = svi_fail(err, SV_EBUSY, 0, "own pool",
+                          "pool '%s' is owned by pid %d; attach to it, or end that process", name,
+                          (int)pid);
+    }
+    if (status != 0) {
+        free(owner);
+        return status;
+    }
+    *out = owner;
+    return 0;
+}
+
+int
+sv_owner_adopt(const char *name, const char *lock_dir, int fd, const char *generation,
+               sv_owner **out, sv_error *err)
+{
+    sv_owner *owner = NULL;
+    char path[SVI_PATH_BYTES];
+    int status = owner_new(name, lock_dir, generation, &owner, err);
+    if (status != 0) {
+        return status;
+    }
+    svi_path(path, owner->directory, "", name, ".lock");
+    if ((status = svi_process_lock(err)) == 0) {
+        status = svi_lockfile_adopt(&owner->lock, fd, path, err);
+        status = status == 0 ? owner_sign(owner, err) : status;
+        svi_process_unlock();
+    }
+    if (status != 0) {
+        free(owner);
+        return status;
+    }
+    svi_os_close(fd); /* the anchor keeps the lock */
+    *out = owner;
+    return 0;
+}
+
+int
+sv_owner_held(const sv_owner *owner)
+{
+    return owner != NULL && owner->lock.anchor != NULL && owner->process == svi_process_token();
+}
+
+const char *
+sv_owner_generation(const sv_owner *owner)
+{
+    return owner->generation;
+}
+
+const char *
+svi_owner_name(const sv_owner *owner)
+{
+    return owner->name;
+}
+
+void
+sv_owner_release(sv_owner *owner)
+{
+    if (owner == NULL) {
+        return;
+    }
+    /* In a forked child the anchor's address is not ours (MADV_DONTFORK): leave it alone. */
+    if (sv_owner_held(owner) && svi_process_lock(NULL) == 0) {
+        svi_lockfile_drop(&owner->lock, true);
+        svi_process_unlock();
+    }
+    free(owner);
+}
+
+int
+sv_owner_probe(const char *name, const char *lock_dir, char *generation, int32_t *pid,
+               sv_error *err)
+{
+    char directory[SVI_DIRECTORY_BYTES];
+    char path[SVI_PATH_BYTES];
+    char text[OWNER_TEXT_BYTES] = "";
+    int status;
+    if ((status = sv_name_check(name, err)) != 0 ||
+        (status = svi_lock_directory(lock_dir, directory, err)) != 0) {
+        return status;
+    }
+    svi_path(path, directory, "", name, ".lock");
+    owner_parse("", generation, pid);
+    int fd = svi_os_open(path, O_RDONLY, 0);
+    if (fd == -ENOENT) {
+        return 0;
+    }
+    if (fd < 0) {
+        return svi_fail(err, SV_ESYS, -fd, "look for owner", "cannot open %s", path);
+    }
+    int held = svi_os_lock_test(fd, 0);
+    svi_os_close(fd);
+    if (held < 0) {
+        return svi_fail(err, SV_ESYS, -held, "look for owner", "cannot test the lock of %s", path);
+    }
+    if (owner_read(path, text) == 0) {
+        owner_parse(text, generation, pid);
+    }
+    return held;
+}
+
+/* ---- ready marker -------------------------------------------------------------------------- */
+
+static int
+owner_check_held(const sv_owner *owner, const char *operation, sv_error *err)
+{
+    if (!sv_owner_held(owner)) {
+        return svi_fail(err, SV_EFORKED, 0, operation, "this process does not own the pool%s",
+                        owner == NULL ? "" : " (any more)");
+    }
+    return 0;
+}
+
+int
+sv_ready_write(const sv_owner *owner, sv_error *err)
+{
+    char path[SVI_PATH_BYTES];
+    char fresh[SVI_PATH_BYTES];
+    char text[OWNER_TEXT_BYTES];
+    int status = owner_check_held(owner, "mark ready", err);
+    if (status != 0) {
+        return status;
+    }
+    svi_path(path, owner->directory, "", owner->name, ".ready");
+    svi_path(fresh, owner->directory, ".", owner->name, ".ready");
+    owner_text(text, owner->generation);
+    /* Only the owner writes this file, so that a leftover of a killed one can be overwritten. */
+    (void)svi_os_unlink(fresh);
+    int fd = svi_os_open(fresh, O_RDWR | O_CREAT | O_EXCL, 0600);
+    status = fd < 0 ? fd : svi_os_pwrite(fd, text, strlen(text), 0);
+    svi_os_close(fd);
+    SVI_STEP("ready.written");
+    if (status >= 0) {
+        status = svi_os_rename(fresh, path);
+    }
+    if (status < 0) {
+        (void)svi_os_unlink(fresh);
+        return svi_fail(err, SV_ESYS, -status, "mark ready", "cannot write %s", path);
+    }
+    SVI_STEP("ready.renamed");
+    return 0;
+}
+
+int
+sv_ready_read(const char *name, const char *lock_dir, char generation[SV_GENERATION_BYTES],
+              sv_error *err)
+{
+    char directory[SVI_DIRECTORY_BYTES];
+    char path[SVI_PATH_BYTES];
+    char text[OWNER_TEXT_BYTES];
+    char found[SV_GENERATION_BYTES];
+    int status;
+    if ((status = sv_name_check(name, err)) != 0 ||
+        (status = svi_lock_directory(lock_dir, directory, err)) != 0) {
+        return status;
+    }
+    svi_path(path, directory, "", name, ".ready");
+    status = owner_read(path, text);
+    if (status == -ENOENT) {
+        return svi_fail(err, SV_ENOENT, ENOENT, "read marker", "pool '%s' is not marked ready",
+                        name);
+    }
+    if (status != 0) {
+        return svi_fail(err, SV_ESYS, -status, "read marker", "cannot read %s", path);
+    }
+    owner_parse(text, found, NULL);
+    if (found[0] == '\0') {
+        return svi_fail(err, SV_EFORMAT, 0, "read marker", "%s is not a ready marker", path);
+    }
+    memcpy(generation, found, sizeof found);
+    return 0;
+}
+
+int
+sv_ready_clear(const sv_owner *owner, sv_error *err)
+{
+    char path[SVI_PATH_BYTES];
+    int status = owner_check_held(owner, "clear marker", err);
+    if (status != 0) {
+        return status;
+    }
+    svi_path(path, owner->directory, ".", owner->name, ".ready");
+    (void)svi_os_unlink(path);
+    svi_path(path, owner->directory, "", owner->name, ".ready");
+    status = svi_os_unlink(path);
+    if (status != 0 && status != -ENOENT) {
+        return svi_fail(err, SV_ESYS, -status, "clear marker", "cannot unlink %s", path);
+    }
+    SVI_STEP("ready.cleared");
+    return 0;
+}

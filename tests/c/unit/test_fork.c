@@ -1,0 +1,601 @@
+/* Fork: views and handles go on in the child through a row of its own; nothing that one process
+ * gives back, drops or loses touches what the other holds. */
+#include "fork.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "os.h"
+#include "row.h"
+#include "steps.h"
+
+static sv_segment *segment;
+static sv_view held[4];
+static sv_reservation reservation;
+static uint32_t held_buffer;
+
+static uint64_t
+pins_on(uint32_t buffer)
+{
+    return svi_buffer_pins(svi_mapping_of(segment), buffer);
+}
+
+/* A segment with 3 chunks and a view on slot 0, opened in this process. */
+static void
+begin_with_view(const char *tag)
+{
+    world_flags_clear();
+    segment = world_segment(world_name(tag), 3);
+    (void)EQ(sv_pin(segment, 0, &held[0]), 0);
+    held_buffer = held[0].buffer_;
+}
+
+static void
+end_with_view(void)
+{
+    sv_unpin(&held[0]);
+    world_audit(segment, 0, 0);
+    (void)EQ(world_living(segment), 1);
+    world_drop(segment);
+}
+
+/* ---- what a child does --------------------------------------------------------------------- */
+
+static int
+look_and_drop(void *argument)
+{
+    uint64_t stamp = 0;
+    (void)argument;
+    EQ(world_living(segment), 2);
+    EQ(pins_on(held_buffer), 2);
+    CHECK(world_whole(&held[0], &stamp));
+    EQ(stamp, 1);
+    sv_unpin(&held[0]);
+    EQ(pins_on(held_buffer), 1); /* the parent's */
+    sv_unpin(&held[0]);
+    EQ(pins_on(held_buffer), 1);
+    return 0;
+}
+
+static void
+a_child_drops_its_own_copy(void)
+{
+    begin_with_view("drop");
+    world_child(look_and_drop, NULL);
+    EQ(world_replace(segment, 0, 9), SV_EINUSE);
+    uint64_t stamp = 0;
+    CHECK(world_whole(&held[0], &stamp));
+    end_with_view();
+}
+
+static int
+get_and_drop(void *argument)
+{
+    sv_view mine;
+    (void)argument;
+    EQ(sv_pin(segment, 0, &mine), 0);
+    EQ(pins_on(held_buffer), 3);
+    sv_unpin(&mine);
+    EQ(pins_on(held_buffer), 2);
+    EQ(sv_pin(segment, 1, &mine), 0); /* and ends with it */
+    return 0;
+}
+
+static void
+a_childs_own_pins_count_apart(void)
+{
+    begin_with_view("own");
+    world_child(get_and_drop, NULL);
+    EQ(world_replace(segment, 0, 9), SV_EINUSE);
+    EQ(world_replace(segment, 1, 9), 0); /* the child is gone, and so is its pin */
+    EQ(pins_on(held_buffer), 1);
+    end_with_view();
+}
+
+static int
+keep_until_told(void *argument)
+{
+    uint64_t stamp = 0;
+    (void)argument;
+    world_set(&world_flags[0], 1);
+    EQ(world_await(&world_flags[1], 1), true);
+    CHECK(world_whole(&held[0], &stamp));
+    EQ(stamp, 1);
+    sv_unpin(&held[0]);
+    return 0;
+}
+
+static void
+a_childs_view_outlives_the_parents(void)
+{
+    begin_with_view("outlive");
+    pid_t pid = world_fork(keep_until_told, NULL);
+    REQUIRE(world_await(&world_flags[0], 1));
+    sv_unpin(&held[0]);
+    EQ(pins_on(held_buffer), 1);
+    EQ(world_replace(segment, 0, 9), SV_EINUSE);
+    for (uint64_t i = 0; i < 20; i++) {
+        EQ(world_publish(segment, 0, 100 + i), 0);
+    }
+    world_audit(segment, 1, 1);
+    world_set(&world_flags[1], 1);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    end_with_view();
+}
+
+static void
+a_killed_child_gives_its_copy_back(void)
+{
+    begin_with_view("killed");
+    pid_t pid = world_fork(keep_until_told, NULL);
+    REQUIRE(world_await(&world_flags[0], 1));
+    EQ(pins_on(held_buffer), 2);
+    world_kill(pid);
+    EQ(sv_recover(segment, NULL, NULL), 0);
+    EQ(pins_on(held_buffer), 1);
+    end_with_view();
+}
+
+/* ---- the parent is killed first ------------------------------------------------------------ */
+
+static int
+fork_and_be_killed(void *name)
+{
+    svi_testing_separate = true;
+    segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    EQ(sv_pin(segment, 0, &held[0]), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        _exit(keep_until_told(NULL));
+    }
+    world_set(&world_flags[2], (uint64_t)pid);
+    for (;;) {
+        (void)pause();
+    }
+    return 1;
+}
+
+static void
+the_parent_is_killed_then_the_child(void)
+{
+    const char *name = world_name("parent");
+    world_flags_clear();
+    sv_segment *mine = world_segment(name, 3);
+    pid_t parent = world_fork(fork_and_be_killed, (void *)(uintptr_t)name);
+    REQUIRE(world_await(&world_flags[2], 1));
+    REQUIRE(world_await(&world_flags[0], 1));
+    pid_t child = (pid_t)svi_load_seq(&world_flags[2]);
+    EQ(world_living(mine), 3);
+    world_kill(parent);
+    EQ(world_living(mine), 2);
+    EQ(world_replace(mine, 0, 9), SV_EINUSE); /* the orphan still looks at it */
+    world_kill(child);
+    EQ(world_living(mine), 1);
+    EQ(world_replace(mine, 0, 9), 0);
+    world_audit(mine, 0, 0);
+    world_drop(mine);
+}
+
+static void
+the_parent_is_killed_and_the_child_goes_on(void)
+{
+    const char *name = world_name("orphan");
+    world_flags_clear();
+    sv_segment *mine = world_segment(name, 3);
+    pid_t parent = world_fork(fork_and_be_killed, (void *)(uintptr_t)name);
+    REQUIRE(world_await(&world_flags[2], 1));
+    pid_t child = (pid_t)svi_load_seq(&world_flags[2]);
+    world_kill(parent);
+    EQ(world_replace(mine, 0, 9), SV_EINUSE);
+    world_set(&world_flags[1], 1);
+    EQ(world_wait(child, WORLD_WAIT_MS), 0); /* it comes to us, its subreaper */
+    EQ(world_replace(mine, 0, 9), 0);
+    world_audit(mine, 0, 0);
+    world_drop(mine);
+}
+
+/* ---- generations of children --------------------------------------------------------------- */
+
+static int
+be_a_grandchild(void *argument)
+{
+    uint64_t stamp = 0;
+    (void)argument;
+    EQ(pins_on(held_buffer), 3);
+    CHECK(world_whole(&held[0], &stamp));
+    world_set(&world_flags[0], 1);
+    EQ(world_await(&world_flags[1], 1), true);
+    sv_unpin(&held[0]);
+    return 0;
+}
+
+static int
+fork_a_grandchild(void *argument)
+{
+    (void)argument;
+    pid_t pid = fork();
+    if (pid == 0) {
+        tap_reset();
+        int code = be_a_grandchild(NULL);
+        _exit(tap_failures() != 0 ? 99 : code);
+    }
+    world_set(&world_flags[2], (uint64_t)pid);
+    EQ(world_await(&world_flags[0], 1), true);
+    sv_unpin(&held[0]); /* its own; the grandchild has another */
+    return 0;
+}
+
+static void
+a_grandchild_has_a_row_of_its_own(void)
+{
+    begin_with_view("grand");
+    world_child(fork_a_grandchild, NULL);
+    REQUIRE(world_await(&world_flags[0], 1));
+    EQ(world_living(segment), 2); /* the middle one is gone with its anchor */
+    EQ(pins_on(held_buffer), 2);
+    world_set(&world_flags[1], 1);
+    EQ(world_wait((pid_t)svi_load_seq(&world_flags[2]), WORLD_WAIT_MS), 0);
+    EQ(sv_recover(segment, NULL, NULL), 0);
+    EQ(pins_on(held_buffer), 1);
+    end_with_view();
+}
+
+static int
+fork_without_views(void *argument)
+{
+    sv_view mine;
+    (void)argument;
+    EQ(world_living(segment), 1); /* not attached before the first use */
+    EQ(sv_pin(segment, 0, &mine), 0);
+    EQ(world_living(segment), 2);
+    EQ(world_publish(segment, 1, 77), 0);
+    EQ(pins_on(mine.buffer_), 1);
+    sv_unpin(&mine);
+    EQ(sv_segment_close(segment, NULL), 0);
+    return 0;
+}
+
+static void
+a_child_without_views_attaches_on_first_use(void)
+{
+    world_flags_clear();
+    segment = world_segment(world_name("first"), 3);
+    world_child(fork_without_views, NULL);
+    EQ(world_living(segment), 1);
+    EQ(world_stamp(segment, 1), 77);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+static int
+close_and_go_on(void *argument)
+{
+    uint64_t stamp = 0;
+    (void)argument;
+    EQ(sv_segment_close(segment, NULL), 0); /* deferred in the child */
+    CHECK(world_whole(&held[0], &stamp));
+    sv_unpin(&held[0]);
+    return 0;
+}
+
+static void
+a_child_closes_its_own_handle(void)
+{
+    begin_with_view("close");
+    world_child(close_and_go_on, NULL);
+    EQ(world_stamp(segment, 1), 2);
+    EQ(pins_on(held_buffer), 1);
+    end_with_view();
+}
+
+static int
+unpin_the_deferred(void *argument)
+{
+    uint64_t stamp = 0;
+    (void)argument;
+    CHECK(world_whole(&held[0], &stamp));
+    sv_unpin(&held[0]);
+    CHECK(!((const svi_mapping *)argument)->mapped);
+    return 0;
+}
+
+static void
+a_fork_after_a_deferred_close(void)
+{
+    begin_with_view("deferred");
+    const char *name = svi_mapping_of(segment)->name;
+    svi_mapping *m = svi_mapping_of(segment);
+    EQ(sv_segment_close(segment, NULL), 0);
+    world_child(unpin_the_deferred, m);
+    uint64_t stamp = 0;
+    CHECK(world_whole(&held[0], &stamp));
+    CHECK(m->mapped);
+    segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    EQ(sv_recover(segment, NULL, NULL), 0);
+    EQ(pins_on(held_buffer), 1);
+    end_with_view();
+}
+
+/* ---- reservations stay --------------------------------------------------------------------- */
+
+static int
+try_the_reservation(void *argument)
+{
+    sv_array array = {.size_bytes = 8, .itemsize = 8, .ndim = 0};
+    sv_chunk chunk = {.arrays = &array, .array_count = 1};
+    sv_error err = {.message = ""};
+    uint32_t slot = 77;
+    (void)argument;
+    EQ(sv_publish(&reservation, 0, &err), SV_EFORKED);
+    HAS(err.message, "fork");
+    EQ(sv_publish_next(&reservation, &slot, &err), SV_EFORKED);
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EFORKED);
+    sv_cancel(&reservation); /* does nothing */
+    EQ(slot, 77);
+    EQ(world_publish(segment, 1, 55), 0); /* its own writes work */
+    EQ(sv_segment_close(segment, NULL), 0);
+    return 0;
+}
+
+static void
+a_reservation_stays_with_the_parent(void)
+{
+    world_flags_clear();
+    segment = world_segment(world_name("reserve"), 3);
+    EQ(sv_reserve(segment, 0, &reservation, NULL), 0);
+    EQ(world_fill(&reservation, 66), 0);
+    world_child(try_the_reservation, NULL);
+    EQ(sv_publish(&reservation, 0, NULL), 0);
+    EQ(world_stamp(segment, 0), 66);
+    EQ(world_stamp(segment, 1), 55);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+/* ---- no row left --------------------------------------------------------------------------- */
+
+static int
+look_at_withheld(void *argument)
+{
+    struct rlimit none = {0, 0};
+    (void)argument;
+    (void)setrlimit(RLIMIT_CORE, &none);
+    (void)signal(SIGSEGV, SIG_DFL);
+    return *(const volatile uint64_t *)held[0].data == 1 ? 1 : 2;
+}
+
+static int
+live_with_withheld(void *argument)
+{
+    sv_view mine;
+    (void)argument;
+    EQ(sv_size(segment), 3);
+    EQ(sv_pin(segment, 0, &mine), SV_EROWS);
+    EQ(pins_on(held_buffer), 2); /* the parent's and the other child's */
+    sv_unpin(&held[0]);          /* holds nothing here, unpins nothing there */
+    EQ(pins_on(held_buffer), 2);
+    return 0;
+}
+
+static int
+attach_when_there_is_room(void *argument)
+{
+    sv_view mine;
+    uint64_t stamp = 0;
+    (void)argument;
+    world_set(&world_flags[3], 1);
+    EQ(world_await(&world_flags[4], 1), true);
+    EQ(sv_pin(segment, 0, &mine), 0);
+    CHECK(world_whole(&mine, &stamp)); /* through a new map */
+    EQ(stamp, 1);
+    sv_unpin(&held[0]);
+    EQ(pins_on(held_buffer), 2);
+    sv_unpin(&mine);
+    EQ(pins_on(held_buffer), 1);
+    EQ(world_publish(segment, 1, 44), 0);
+    return 0;
+}
+
+static void
+without_a_row_the_payload_is_withheld(void)
+{
+    sv_options options = world_options();
+    options.max_rows = 2;
+    world_flags_clear();
+    segment = world_open(world_name("withheld"), &options, SV_OPEN_CREATE);
+    EQ(world_append(segment, 1), 0);
+    EQ(world_append(segment, 2), 0);
+    EQ(world_append(segment, 3), 0);
+    EQ(sv_pin(segment, 0, &held[0]), 0);
+    held_buffer = held[0].buffer_;
+    pid_t other = world_fork(keep_until_told, NULL); /* takes the second row */
+    REQUIRE(world_await(&world_flags[0], 1));
+    tap_note("the next three lines on stderr are meant");
+    EQ(world_wait(world_fork(look_at_withheld, NULL), WORLD_WAIT_MS), 128 + SIGSEGV);
+    world_child(live_with_withheld, NULL);
+    uint64_t stamp = 0;
+    CHECK(world_whole(&held[0], &stamp)); /* the parent keeps it */
+    pid_t late = world_fork(attach_when_there_is_room, NULL);
+    REQUIRE(world_await(&world_flags[3], 1));
+    world_set(&world_flags[1], 1);
+    EQ(world_wait(other, WORLD_WAIT_MS), 0);
+    world_set(&world_flags[4], 1);
+    EQ(world_wait(late, WORLD_WAIT_MS), 0);
+    EQ(world_stamp(segment, 1), 44);
+    world_child(look_and_drop, NULL); /* a row is free: the next child gets everything */
+    end_with_view();
+}
+
+/* ---- several segments, threads, raw clones ------------------------------------------------- */
+
+static int
+drop_two(void *argument)
+{
+    uint64_t stamp = 0;
+    sv_segment *other = argument;
+    CHECK(world_whole(&held[1], &stamp));
+    EQ(stamp, 2);
+    CHECK(world_whole(&held[0], &stamp));
+    EQ(stamp, 1);
+    sv_unpin(&held[0]);
+    sv_unpin(&held[1]);
+    EQ(svi_row_own_pins(svi_mapping_of(segment)), 0);
+    EQ(svi_row_own_pins(svi_mapping_of(other)), 0);
+    return 0;
+}
+
+static void
+views_of_several_segments_are_handed_over(void)
+{
+    begin_with_view("several");
+    sv_segment *other = world_segment(world_name("other"), 2);
+    EQ(sv_pin(other, 1, &held[1]), 0);
+    world_child(drop_two, other);
+    EQ(svi_row_own_pins(svi_mapping_of(other)), 1);
+    sv_unpin(&held[1]);
+    world_audit(other, 0, 0);
+    world_drop(other);
+    end_with_view();
+}
+
+/* No fork handlers run: the pins are not handed over, and the child must not touch the parent's. */
+static void
+a_raw_clone_loses_the_pins_and_harms_nobody(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    tap_skip("ThreadSanitizer does not survive a raw clone");
+#else
+    begin_with_view("clone");
+    (void)fflush(stdout);
+    pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+    if (pid == 0) {
+        sv_view mine;
+        int wrong = 0;
+        sv_unpin(&held[0]);
+        wrong |= pins_on(held_buffer) == 1 ? 0 : 1;
+        wrong |= sv_pin(segment, 1, &mine) == 0 ? 0 : 2;
+        wrong |= pins_on(mine.buffer_) == 1 ? 0 : 4;
+        wrong |= world_living(segment) == 2 ? 0 : 8;
+        sv_unpin(&mine);
+        wrong |= world_publish(segment, 2, 33) == 0 ? 0 : 16;
+        _exit(wrong);
+    }
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    EQ(pins_on(held_buffer), 1);
+    EQ(world_stamp(segment, 2), 33);
+    end_with_view();
+#endif
+}
+
+static svi_word stop_reading;
+
+static void *
+gather_all_the_time(void *argument)
+{
+    uint64_t out[64];
+    const uint32_t slot = 1;
+    uintptr_t failures = 0;
+    (void)argument;
+    while (svi_load_seq(&stop_reading) == 0) {
+        failures += sv_gather(segment, &slot, 1, out, sizeof out, 1, NULL) != 0;
+    }
+    return (void *)failures;
+}
+
+static int
+count_copied_pins(void *argument)
+{
+    (void)argument;
+    return (int)svi_row_own_pins(svi_mapping_of(segment));
+}
+
+/* gather pins for a moment in another thread; a child that inherited that pin would keep it. */
+static void
+pins_of_a_gather_are_not_handed_over(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    tap_skip("ThreadSanitizer ends children of programs with threads");
+#else
+    pthread_t thread;
+    void *failures = NULL;
+    begin_with_view("gather");
+    svi_store_seq(&stop_reading, 0);
+    EQ(pthread_create(&thread, NULL, gather_all_the_time, NULL), 0);
+    for (int i = 0; i < 200; i++) {
+        EQ(world_wait(world_fork(count_copied_pins, NULL), WORLD_WAIT_MS), 1); /* held[0] alone */
+    }
+    svi_store_seq(&stop_reading, 1);
+    EQ(pthread_join(thread, &failures), 0);
+    EQ((uintptr_t)failures, 0);
+    end_with_view();
+#endif
+}
+
+/* ---- killed while handing over ------------------------------------------------------------- */
+
+static void
+before_fork(const char *name)
+{
+    segment = world_segment(name, 3);
+}
+
+static int
+victim_forks(void *name)
+{
+    svi_testing_separate = true;
+    segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    EQ(sv_pin(segment, 0, &held[0]), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        steps_off();
+        sv_unpin(&held[0]);
+        _exit(0);
+    }
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    sv_unpin(&held[0]);
+    return sv_segment_close(segment, NULL);
+}
+
+static void
+after_fork(const char *name)
+{
+    (void)name;
+    world_audit(segment, 0, 0);
+    EQ(world_living(segment), 1);
+    world_drop(segment);
+}
+
+static void
+killed_while_forking(void)
+{
+    CHECK(steps_kill_everywhere("fork", before_fork, victim_forks, after_fork) >= 10);
+}
+
+int
+main(void)
+{
+    world_begin(55);
+    RUN(a_child_drops_its_own_copy);
+    RUN(a_childs_own_pins_count_apart);
+    RUN(a_childs_view_outlives_the_parents);
+    RUN(a_killed_child_gives_its_copy_back);
+    RUN(the_parent_is_killed_then_the_child);
+    RUN(the_parent_is_killed_and_the_child_goes_on);
+    RUN(a_grandchild_has_a_row_of_its_own);
+    RUN(a_child_without_views_attaches_on_first_use);
+    RUN(a_child_closes_its_own_handle);
+    RUN(a_fork_after_a_deferred_close);
+    RUN(a_reservation_stays_with_the_parent);
+    RUN(without_a_row_the_payload_is_withheld);
+    RUN(views_of_several_segments_are_handed_over);
+    RUN(a_raw_clone_loses_the_pins_and_harms_nobody);
+    RUN(pins_of_a_gather_are_not_handed_over);
+    RUN(killed_while_forking);
+    return world_end();
+}

@@ -1,0 +1,732 @@
+/* Writing: a free buffer is taken, filled unseen and made current by one word; a writer killed at
+ * any step loses nothing and tears nothing. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "os.h"
+#include "pin.h"
+#include "row.h"
+#include "steps.h"
+
+#define SECOND UINT64_C(1000000000)
+
+static uint64_t
+version_of(sv_segment *segment, uint32_t slot)
+{
+    sv_slot_stats stats = {.writes = 0};
+    (void)EQ(sv_slot_stats_get(segment, slot, &stats), 0);
+    return stats.writes;
+}
+
+/* ---- the life of a reservation ------------------------------------------------------------- */
+
+static void
+reserve_fill_publish(void)
+{
+    sv_segment *segment = world_segment(world_name("life"), 2);
+    sv_reservation reservation;
+    sv_info info;
+    sv_error err = {.code = 3};
+    EQ(sv_segment_info(segment, &info), 0);
+    EQ(sv_reserve(segment, 0, &reservation, &err), 0);
+    EQ((uintptr_t)reservation.data % 64, 0);
+    EQ(reservation.capacity_bytes, info.chunk_size);
+    EQ(world_fill(&reservation, 7), 0);
+    EQ(world_stamp(segment, 1), 2);     /* nobody sees it yet */
+    EQ(world_fill(&reservation, 8), 0); /* filling again is allowed */
+    EQ(sv_publish(&reservation, 1, &err), 0);
+    EQ(world_stamp(segment, 1), 8);
+    EQ(world_stamp(segment, 0), 1);
+    EQ(version_of(segment, 1), 2);
+    EQ(version_of(segment, 0), 1);
+    EQ(err.code, 3);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+static void
+an_ended_reservation_refuses(void)
+{
+    sv_segment *segment = world_segment(world_name("ended"), 2);
+    sv_reservation reservation;
+    sv_array array = {.size_bytes = 8, .itemsize = 8, .ndim = 1, .shape = {1}};
+    sv_chunk chunk = {.arrays = &array, .array_count = 1};
+    sv_error err = {.message = ""};
+    uint32_t slot = 77;
+    EQ(sv_reserve(segment, 0, &reservation, NULL), 0);
+    EQ(sv_publish(&reservation, 0, &err), SV_EINVAL);
+    HAS(err.message, "sv_fill");
+    EQ(sv_publish_next(&reservation, &slot, &err), SV_EINVAL);
+    EQ(slot, 77);
+    EQ(world_fill(&reservation, 9), 0);
+    EQ(sv_publish(&reservation, 0, NULL), 0);
+    EQ(sv_publish(&reservation, 0, &err), SV_EINVAL);
+    HAS(err.message, "not open");
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    EQ(sv_publish_next(&reservation, &slot, &err), SV_EINVAL);
+    sv_cancel(&reservation);
+    EQ(sv_reserve(segment, 0, &reservation, NULL), 0);
+    sv_cancel(&reservation);
+    sv_cancel(&reservation); /* a second call does nothing */
+    sv_reservation never = {.data = NULL};
+    sv_cancel(&never);
+    EQ(version_of(segment, 0), 2);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+static void
+a_failed_publish_leaves_the_reservation_open(void)
+{
+    sv_segment *segment = world_segment(world_name("open"), 2);
+    sv_reservation reservation;
+    sv_error err = {.message = ""};
+    EQ(sv_reserve(segment, 0, &reservation, NULL), 0);
+    EQ(world_fill(&reservation, 9), 0);
+    EQ(sv_publish(&reservation, 2, &err), SV_EINDEX);
+    HAS(err.message, "slot 2");
+    HAS(err.message, "has 2");
+    EQ(sv_publish(&reservation, UINT32_MAX, NULL), SV_EINDEX);
+    EQ(sv_publish(&reservation, 1, NULL), 0);
+    EQ(world_stamp(segment, 1), 9);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+static void
+chunks_are_checked_before_anything_is_written(void)
+{
+    sv_segment *segment = world_segment(world_name("check"), 1);
+    sv_reservation reservation;
+    sv_error err = {.message = ""};
+    unsigned char bytes[2048] = {0};
+    double meta[SV_MAX_META] = {0};
+    sv_array arrays[3];
+    sv_chunk chunk = {.arrays = arrays, .array_count = 1};
+    for (size_t i = 0; i < 3; i++) {
+        arrays[i] =
+            (sv_array){.data = bytes, .size_bytes = 16, .itemsize = 8, .ndim = 1, .shape = {2}};
+    }
+    EQ(sv_reserve(segment, 0, &reservation, NULL), 0);
+    memset(reservation.data, 0x5a, 64);
+
+    chunk.array_count = 0;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    HAS(err.message, "1 to 2 arrays");
+    chunk.array_count = 3;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    HAS(err.message, "found 3");
+    chunk.array_count = 1;
+    chunk.arrays = NULL;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    chunk.arrays = arrays;
+    chunk.meta_count = 9;
+    chunk.meta = meta;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    HAS(err.message, "8 values, found 9");
+    chunk.meta_count = 1;
+    chunk.meta = NULL;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    chunk.meta_count = 0;
+    arrays[0].ndim = 17;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    HAS(err.message, "17 dimensions");
+    arrays[0].ndim = 1;
+    arrays[0].itemsize = 0;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    arrays[0].itemsize = 8;
+    arrays[0].size_bytes = 24;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    HAS(err.message, "size_bytes 24");
+    HAS(err.message, "give 16");
+    arrays[0].shape[0] = UINT64_MAX;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    arrays[0].size_bytes = 1032;
+    arrays[0].shape[0] = 129;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_ETOOBIG);
+    HAS(err.message, "1032");
+    HAS(err.message, "1024");
+    arrays[0].size_bytes = 16;
+    arrays[0].shape[0] = 2;
+    chunk.array_count = 2;
+    arrays[1].size_bytes = 968; /* 64 + 968 > 1024 */
+    arrays[1].shape[0] = 121;
+    EQ(sv_fill(&reservation, &chunk, &err), SV_ETOOBIG);
+    HAS(err.message, "1032");
+    arrays[1].size_bytes = 960;
+    arrays[1].shape[0] = 120;
+    memset(arrays[1].name, 'n', sizeof arrays[1].name);
+    EQ(sv_fill(&reservation, &chunk, &err), SV_EINVAL);
+    HAS(err.message, "array 1");
+    EQ(*(unsigned char *)reservation.data, 0x5a);
+    EQ(sv_publish(&reservation, 0, NULL), SV_EINVAL); /* still nothing is filled */
+
+    arrays[1].name[0] = '\0';
+    EQ(sv_fill(&reservation, &chunk, &err), 0);
+    EQ(*(unsigned char *)reservation.data, 0);
+    sv_cancel(&reservation);
+    EQ(sv_append(segment, &chunk, NULL, NULL), 0);
+    EQ(sv_replace(segment, 0, &chunk, 0, NULL), 0);
+    arrays[0].data = NULL; /* in place is for reservations */
+    EQ(sv_append(segment, &chunk, NULL, &err), SV_EINVAL);
+    HAS(err.message, "array 0");
+    EQ(sv_size(segment), 2);
+    EQ(sv_replace(segment, 0, &chunk, 0, NULL), SV_EINVAL);
+    EQ(version_of(segment, 0), 2);
+    world_drop(segment);
+}
+
+/* ---- finding a free buffer ----------------------------------------------------------------- */
+
+static void
+every_buffer_can_be_reserved_once(void)
+{
+    sv_segment *segment = world_open(world_name("all"), NULL, SV_OPEN_CREATE);
+    sv_reservation all[6];
+    sv_reservation more = {.buffer_ = 77};
+    sv_error err = {.message = ""};
+    for (size_t i = 0; i < 6; i++) {
+        EQ(sv_reserve(segment, 0, &all[i], NULL), 0);
+        for (size_t k = 0; k < i; k++) {
+            CHECK(all[k].data != all[i].data);
+        }
+    }
+    uint64_t started = svi_os_monotonic_ns();
+    EQ(sv_reserve(segment, SECOND / 20, &more, &err), SV_EINUSE);
+    uint64_t waited = svi_os_monotonic_ns() - started;
+    CHECK(waited >= SECOND / 20);
+    CHECK(waited < 5 * SECOND);
+    EQ(more.buffer_, 77);
+    HAS(err.message, "6 buffers");
+    HAS(err.message, "0.05");
+    HAS(err.message, "spare_buffers");
+    for (size_t i = 0; i < 6; i++) {
+        sv_cancel(&all[i]);
+    }
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+static void
+a_pinned_buffer_is_never_taken(void)
+{
+    sv_segment *segment = world_segment(world_name("pinned"), 4);
+    sv_view views[2];
+    sv_reservation reservation;
+    sv_error err = {.message = ""};
+    char wanted[32];
+    for (uint32_t i = 0; i < 2; i++) {
+        EQ(sv_pin(segment, 0, &views[i]), 0);
+        EQ(world_publish(segment, 0, 50 + i), 0);
+    }
+    EQ(sv_reserve(segment, 0, &reservation, &err), SV_EINUSE);
+    (void)snprintf(wanted, sizeof wanted, "pid %ld (2 pins)", (long)getpid());
+    HAS(err.message, wanted);
+    sv_unpin(&views[0]);
+    EQ(sv_reserve(segment, 0, &reservation, &err), 0);
+    EQ(reservation.buffer_, 0);
+    sv_cancel(&reservation);
+    sv_unpin(&views[1]);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+static int
+unpin_after_a_while(void *argument)
+{
+    sv_view view;
+    sv_segment *segment = world_open(argument, NULL, SV_OPEN_ATTACH);
+    EQ(sv_pin(segment, 0, &view), 0);
+    world_set(&world_flags[0], 1);
+    EQ(world_await(&world_flags[1], 1), true);
+    svi_os_sleep_ns(SECOND / 10);
+    sv_unpin(&view);
+    return 0;
+}
+
+static void
+reserve_waits_for_a_reader(void)
+{
+    const char *name = world_name("wait");
+    sv_options options = world_options();
+    options.slot_count = 1;
+    options.spare_buffers = 1;
+    sv_segment *segment = world_open(name, &options, SV_OPEN_CREATE);
+    sv_reservation reservation;
+    EQ(world_append(segment, 1), 0);
+    world_flags_clear();
+    pid_t pid = world_fork(unpin_after_a_while, (void *)(uintptr_t)name);
+    REQUIRE(world_await(&world_flags[0], 1));
+    EQ(world_publish(segment, 0, 2), 0);
+    EQ(sv_reserve(segment, 0, &reservation, NULL), SV_EINUSE);
+    world_set(&world_flags[1], 1);
+    EQ(sv_reserve(segment, 10 * SECOND, &reservation, NULL), 0);
+    sv_cancel(&reservation);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+static void
+damaged_hints_are_forgotten(void)
+{
+    sv_segment *segment = world_segment(world_name("hints"), 4);
+    unsigned char *rw = NULL;
+    EQ(svi_writable(svi_mapping_of(segment), &rw, NULL), 0);
+    for (size_t i = 0; i < SVI_HINTS; i++) {
+        svi_store_seq(&svi_header_at(rw)->h_hints[i], i % 2 == 0 ? UINT64_MAX : 1 + i % 6);
+    }
+    svi_store_seq(&svi_header_at(rw)->h_walk, UINT64_MAX);
+    for (uint64_t i = 0; i < 100; i++) {
+        EQ(world_publish(segment, (uint32_t)(i % 4), 100 + i), 0);
+    }
+    for (uint32_t b = 0; b < 6; b++) {
+        svi_store_seq(&svi_buffer_at(svi_mapping_of(segment), rw, b)->b_slot, b == 3 ? 3 : 99);
+    }
+    EQ(sv_check(segment, NULL), SV_EFORMAT);
+    world_drop(segment);
+}
+
+static void
+a_damaged_slot_is_not_published_to(void)
+{
+    sv_segment *segment = world_segment(world_name("slot"), 2);
+    unsigned char *rw = NULL;
+    sv_reservation reservation;
+    sv_error err = {.message = ""};
+    EQ(svi_writable(svi_mapping_of(segment), &rw, NULL), 0);
+    svm_slot *slot = svi_slots_at(svi_mapping_of(segment), rw);
+    uint64_t word = svi_load_seq(&slot->s_word);
+    EQ(sv_reserve(segment, 0, &reservation, NULL), 0);
+    EQ(world_fill(&reservation, 9), 0);
+    svi_store_seq(&slot->s_word, svi_slot_word(6, 4));
+    EQ(sv_publish(&reservation, 0, &err), SV_EFORMAT);
+    HAS(err.message, "slot 0");
+    EQ(world_replace(segment, 0, 5), SV_EFORMAT);
+    svi_store_seq(&slot->s_word, SVI_EMPTY);
+    EQ(sv_publish(&reservation, 0, &err), SV_EFORMAT);
+    svi_store_seq(&slot->s_word, word);
+    EQ(sv_publish(&reservation, 0, &err), 0);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+/* ---- append and replace -------------------------------------------------------------------- */
+
+static void
+append_fills_the_slots_in_order(void)
+{
+    sv_segment *segment = world_open(world_name("append"), NULL, SV_OPEN_CREATE);
+    uint64_t words[2] = {5, 6};
+    sv_array array = {.data = words, .size_bytes = 16, .itemsize = 8, .ndim = 1, .shape = {2}};
+    sv_chunk chunk = {.arrays = &array, .array_count = 1};
+    sv_reservation reservation;
+    sv_error err = {.message = ""};
+    uint32_t slot = 77;
+    for (uint32_t i = 0; i < 4; i++) {
+        EQ(sv_append(segment, &chunk, &slot, NULL), 0);
+        EQ(slot, i);
+        EQ(sv_size(segment), i + 1);
+    }
+    slot = 77;
+    EQ(sv_append(segment, &chunk, &slot, &err), SV_EFULL);
+    HAS(err.message, "all 4 slots");
+    HAS(err.message, "slot_count");
+    EQ(slot, 77);
+    EQ(sv_reserve(segment, 0, &reservation, NULL), 0);
+    EQ(world_fill(&reservation, 5), 0);
+    EQ(sv_publish_next(&reservation, &slot, &err), SV_EFULL);
+    EQ(slot, 77);
+    EQ(sv_publish(&reservation, 0, NULL), SV_EINVAL); /* the reservation was cancelled */
+    world_drop(segment);
+}
+
+static int
+append_until_full(void *name)
+{
+    sv_segment *segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    uint64_t mine = 0;
+    int status = 0;
+    svi_add_seq(&world_flags[0], 1);
+    EQ(world_await(&world_flags[1], 1), true);
+    while (status == 0) {
+        status = world_append(segment, 1000 * (uint64_t)getpid() + mine);
+        mine += status == 0;
+    }
+    EQ(status, SV_EFULL);
+    svi_add_seq(&world_flags[2], mine);
+    return 0;
+}
+
+static void
+many_appenders_fill_every_slot_once(void)
+{
+    for (int round = 0; round < 5; round++) {
+        const char *name = world_name("appenders");
+        sv_options options = world_options();
+        pid_t pids[4];
+        options.slot_count = 50;
+        options.spare_buffers = 4;
+        sv_segment *segment = world_open(name, &options, SV_OPEN_CREATE);
+        world_flags_clear();
+        for (size_t i = 0; i < 4; i++) {
+            pids[i] = world_fork(append_until_full, (void *)(uintptr_t)name);
+        }
+        REQUIRE(world_await(&world_flags[0], 4));
+        world_set(&world_flags[1], 1);
+        for (size_t i = 0; i < 4; i++) {
+            EQ(world_wait(pids[i], WORLD_WAIT_MS), 0);
+        }
+        EQ(svi_load_seq(&world_flags[2]), 50);
+        for (uint32_t i = 0; i < 50; i++) {
+            for (uint32_t k = 0; k < i; k++) {
+                CHECK(world_stamp(segment, i) != world_stamp(segment, k));
+            }
+        }
+        world_audit(segment, 0, 0);
+        world_drop(segment);
+    }
+}
+
+static void
+replace_refuses_while_a_view_is_alive(void)
+{
+    sv_segment *segment = world_segment(world_name("replace"), 2);
+    uint64_t word = 5;
+    sv_array array = {.data = &word, .size_bytes = 8, .itemsize = 8, .ndim = 0};
+    sv_chunk chunk = {.arrays = &array, .array_count = 1};
+    sv_error err = {.message = ""};
+    sv_stats stats;
+    sv_view view;
+    char wanted[32];
+    EQ(sv_pin(segment, 1, &view), 0);
+    EQ(sv_replace(segment, 1, &chunk, SECOND, &err), SV_EINUSE);
+    HAS(err.message, "slot 1");
+    (void)snprintf(wanted, sizeof wanted, "pid %ld (1 pin)", (long)getpid());
+    HAS(err.message, wanted);
+    EQ(sv_replace(segment, 1, &chunk, SECOND, NULL), SV_EINUSE);
+    sv_stats_get(segment, &stats);
+    EQ(stats.blocked_replaces, 2);
+    EQ(stats.replace_events, 0);
+    EQ(sv_replace(segment, 0, &chunk, 0, NULL), 0); /* another slot is another matter */
+    sv_unpin(&view);
+    EQ(sv_replace(segment, 1, &chunk, 0, NULL), 0);
+    EQ(sv_replace(segment, 2, &chunk, 0, &err), SV_EINDEX);
+    HAS(err.message, "has 2");
+    sv_stats_get(segment, &stats);
+    EQ(stats.blocked_replaces, 2);
+    EQ(stats.replace_events, 2);
+    world_drop(segment);
+}
+
+static void
+statistics_follow_the_buffer_through_its_lives(void)
+{
+    sv_segment *segment = world_segment(world_name("lives"), 1);
+    for (uint64_t round = 1; round <= 30; round++) {
+        sv_slot_stats stats;
+        for (uint64_t i = 0; i < round % 5; i++) {
+            sv_view view;
+            EQ(sv_pin(segment, 0, &view), 0);
+            sv_unpin(&view);
+        }
+        EQ(sv_slot_stats_get(segment, 0, &stats), 0);
+        EQ(stats.reads, round % 5);
+        EQ(stats.writes, round);
+        EQ(world_publish(segment, 0, 100 + round), 0);
+        EQ(sv_slot_stats_get(segment, 0, &stats), 0);
+        EQ(stats.reads, 0);
+        EQ(stats.last_reads, round % 5);
+    }
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+/* ---- two writers --------------------------------------------------------------------------- */
+
+static sv_segment *subject;
+static uint64_t race_left;
+
+/* Between "addressed" and the commit another publication goes into the same slot. */
+static void
+publish_before_the_commit(const char *name)
+{
+    if (strcmp(name, "publish.addressed") == 0 && race_left != 0) {
+        void (*hook)(const char *) = svi_step_hook;
+        race_left--;
+        svi_step_hook = NULL;
+        (void)EQ(world_publish(subject, 0, 500 + race_left), 0);
+        svi_step_hook = hook;
+    }
+}
+
+static void
+a_lost_commit_is_repeated(void)
+{
+    subject = world_segment(world_name("commit"), 1);
+    race_left = 3;
+    svi_step_hook = publish_before_the_commit;
+    EQ(world_publish(subject, 0, 9), 0);
+    steps_off();
+    EQ(race_left, 0);
+    EQ(world_stamp(subject, 0), 9);
+    EQ(version_of(subject, 0), 5); /* each publication counts one write */
+    sv_stats stats;
+    sv_stats_get(subject, &stats);
+    EQ(stats.replace_events, 4);
+    world_audit(subject, 0, 0);
+    world_drop(subject);
+}
+
+/* Between "addressed" and the commit another append takes the slot. */
+static void
+append_before_the_commit(const char *name)
+{
+    if (strcmp(name, "append.addressed") == 0 && race_left != 0) {
+        void (*hook)(const char *) = svi_step_hook;
+        race_left--;
+        svi_step_hook = NULL;
+        (void)EQ(world_append(subject, 500 + race_left), 0);
+        svi_step_hook = hook;
+    }
+}
+
+static void
+a_lost_append_takes_the_next_slot(void)
+{
+    subject = world_open(world_name("lost"), NULL, SV_OPEN_CREATE);
+    race_left = 2;
+    svi_step_hook = append_before_the_commit;
+    EQ(world_append(subject, 9), 0);
+    steps_off();
+    EQ(sv_size(subject), 3);
+    EQ(world_stamp(subject, 0), 501);
+    EQ(world_stamp(subject, 1), 500);
+    EQ(world_stamp(subject, 2), 9);
+    world_audit(subject, 0, 0);
+    world_drop(subject);
+}
+
+static int
+claim_current_and_wait(void *name)
+{
+    sv_segment *segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    steps_pause_on("publish.claimed", &world_flags[0], &world_flags[1]);
+    return world_publish(segment, 0, 50);
+}
+
+static void
+a_writer_that_stopped_does_not_stop_the_others(void)
+{
+    const char *name = world_name("stopped");
+    sv_segment *segment = world_segment(name, 1);
+    world_flags_clear();
+    pid_t pid = world_fork(claim_current_and_wait, (void *)(uintptr_t)name);
+    REQUIRE(world_await(&world_flags[0], 1));
+    EQ(world_publish(segment, 0, 60), 0);
+    EQ(world_stamp(segment, 0), 60);
+    world_set(&world_flags[1], 1);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    EQ(world_stamp(segment, 0), 50);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+static void *
+publish_many_times(void *argument)
+{
+    uintptr_t failures = 0;
+    for (uint64_t i = 0; i < 500; i++) {
+        failures += world_publish(argument, (uint32_t)(i % 2), 10 + i) != 0;
+    }
+    return (void *)failures;
+}
+
+static void
+threads_publish_through_one_handle(void)
+{
+    sv_options options = world_options();
+    options.spare_buffers = 6;
+    sv_segment *segment = world_open(world_name("threads"), &options, SV_OPEN_CREATE);
+    pthread_t threads[3];
+    EQ(world_append(segment, 1), 0);
+    EQ(world_append(segment, 2), 0);
+    for (size_t i = 0; i < 3; i++) {
+        EQ(pthread_create(&threads[i], NULL, publish_many_times, segment), 0);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        void *failures = NULL;
+        EQ(pthread_join(threads[i], &failures), 0);
+        EQ((uintptr_t)failures, 0);
+    }
+    EQ(version_of(segment, 0) + version_of(segment, 1), 2 + 3 * 500);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+/* ---- killed writers ------------------------------------------------------------------------ */
+
+static void
+before_writer(const char *name)
+{
+    subject = world_segment(name, 2);
+}
+
+static int
+victim_appends(void *name)
+{
+    return world_append(world_open(name, NULL, SV_OPEN_ATTACH), 3);
+}
+
+static void
+after_append(const char *name)
+{
+    (void)name;
+    EQ(sv_recover(subject, NULL, NULL), 0);
+    CHECK(sv_size(subject) == 2 || sv_size(subject) == 3);
+    EQ(world_append(subject, 4), 0);
+    EQ(world_stamp(subject, sv_size(subject) - 1), 4);
+    if (sv_size(subject) == 4) {
+        EQ(world_stamp(subject, 2), 3);
+    }
+    EQ(world_stamp(subject, 0), 1);
+    EQ(world_stamp(subject, 1), 2);
+    world_audit(subject, 0, 0);
+    world_drop(subject);
+}
+
+static int
+victim_publishes(void *name)
+{
+    sv_segment *segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    EQ(world_publish(segment, 0, 11), 0);
+    return world_publish(segment, 0, 21);
+}
+
+static int
+victim_replaces(void *name)
+{
+    sv_segment *segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    EQ(world_replace(segment, 0, 11), 0);
+    return world_replace(segment, 0, 21);
+}
+
+static void
+after_publish(const char *name)
+{
+    (void)name;
+    uint64_t version = version_of(subject, 0);
+    EQ(world_stamp(subject, 0), version == 1 ? 1 : 10 * version - 9); /* 1, 11, 21 */
+    EQ(world_stamp(subject, 1), 2);
+    EQ(world_publish(subject, 0, 31), 0);
+    EQ(version_of(subject, 0), version + 1);
+    world_audit(subject, 0, 0);
+    world_drop(subject);
+}
+
+static int
+victim_reserves(void *name)
+{
+    sv_segment *segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    sv_reservation first;
+    sv_reservation second;
+    EQ(sv_reserve(segment, 0, &first, NULL), 0);
+    EQ(world_fill(&first, 9), 0);
+    EQ(sv_reserve(segment, 0, &second, NULL), 0);
+    sv_cancel(&first);
+    memset(second.data, 0xff, 1024);
+    sv_cancel(&second);
+    return 0;
+}
+
+static void
+after_reserve(const char *name)
+{
+    (void)name;
+    EQ(sv_size(subject), 2);
+    EQ(version_of(subject, 0), 1);
+    world_audit(subject, 0, 0);
+    world_drop(subject);
+}
+
+static void
+killed_while_appending(void)
+{
+    CHECK(steps_kill_everywhere("append", before_writer, victim_appends, after_append) >= 7);
+}
+
+static void
+killed_while_publishing(void)
+{
+    CHECK(steps_kill_everywhere("publish", before_writer, victim_publishes, after_publish) >= 15);
+    CHECK(steps_kill_everywhere("replace", before_writer, victim_replaces, after_publish) >= 15);
+}
+
+static void
+killed_while_reserving(void)
+{
+    CHECK(steps_kill_everywhere("reserve", before_writer, victim_reserves, after_reserve) >= 7);
+}
+
+static int
+write_until_killed(void *name)
+{
+    sv_segment *segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    for (uint64_t i = 1; svi_load_seq(&world_flags[1]) == 0; i++) {
+        world_set(&world_flags[0], i);
+        EQ(world_publish(segment, (uint32_t)(i % 2), 100 + i), 0);
+    }
+    return 0;
+}
+
+/* The kill comes at any instruction, not only at a step. */
+static void
+killed_anywhere_200_times(void)
+{
+    const char *name = world_name("anywhere");
+    uint64_t seed = world_seed();
+    subject = world_segment(name, 2);
+    for (int i = 0; i < 200; i++) {
+        world_flags_clear();
+        pid_t pid = world_fork(write_until_killed, (void *)(uintptr_t)name);
+        REQUIRE(world_await(&world_flags[0], 1));
+        svi_os_sleep_ns(world_random(&seed) % 1000000);
+        world_kill(pid);
+        tap_context("kill %d", i);
+        EQ(world_publish(subject, 0, 7), 0);
+        world_audit(subject, 0, 0);
+    }
+    world_drop(subject);
+}
+
+int
+main(void)
+{
+    world_begin(55);
+    RUN(reserve_fill_publish);
+    RUN(an_ended_reservation_refuses);
+    RUN(a_failed_publish_leaves_the_reservation_open);
+    RUN(chunks_are_checked_before_anything_is_written);
+    RUN(every_buffer_can_be_reserved_once);
+    RUN(a_pinned_buffer_is_never_taken);
+    RUN(reserve_waits_for_a_reader);
+    RUN(damaged_hints_are_forgotten);
+    RUN(a_damaged_slot_is_not_published_to);
+    RUN(append_fills_the_slots_in_order);
+    RUN(many_appenders_fill_every_slot_once);
+    RUN(replace_refuses_while_a_view_is_alive);
+    RUN(statistics_follow_the_buffer_through_its_lives);
+    RUN(a_lost_commit_is_repeated);
+    RUN(a_lost_append_takes_the_next_slot);
+    RUN(a_writer_that_stopped_does_not_stop_the_others);
+    RUN(threads_publish_through_one_handle);
+    RUN(killed_while_appending);
+    RUN(killed_while_publishing);
+    RUN(killed_while_reserving);
+    RUN(killed_anywhere_200_times);
+    return world_end();
+}

@@ -1,0 +1,211 @@
+"""What the tests of pools share: loaders that workers can import, names, processes with limits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sharedvector import Chunk, ProducerSpec, SharedVector, no_meta
+
+HERE = Path(__file__).resolve().parent
+LIMIT = 60.0  # seconds for one child process
+_numbers = itertools.count()
+
+
+def unique(tag: str) -> str:
+    """A pool name that no other test or process uses."""
+    return f"svpool{os.getpid()}-{next(_numbers)}-{tag}"
+
+
+class Constant:
+    """Source ``i`` gives one chunk full of ``i + 1``."""
+
+    def __init__(
+        self,
+        sources: int = 8,
+        shape: tuple[int, ...] = (4, 8),
+        delay: float = 0.0,
+        dtype: str = "float32",
+    ) -> None:
+        self.sources, self.shape, self.delay, self.dtype = sources, shape, delay, dtype
+
+    def __len__(self) -> int:
+        return self.sources
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        time.sleep(self.delay)
+        return [Chunk(np.full(self.shape, source_index + 1, self.dtype), no_meta())]
+
+
+class OneBad(Constant):
+    def __call__(self, source_index: int) -> list[Chunk]:
+        if source_index == 3:
+            raise OSError("volume-003 is truncated")
+        return super().__call__(source_index)
+
+
+class AllBad(Constant):
+    def __call__(self, source_index: int) -> list[Chunk]:
+        raise OSError(f"volume-{source_index:03d} is truncated")
+
+
+class Empty(Constant):
+    def __call__(self, source_index: int) -> list[Chunk]:
+        return []
+
+
+class Dies(Constant):
+    """Ends its process without a word at every source."""
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        os._exit(7)
+
+
+class DiesOnce(Constant):
+    """Ends its process at source 3, and by SystemExit at source 4."""
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        if source_index == 3:
+            os._exit(7)
+        if source_index == 4:
+            sys.exit("a loader that gives up")
+        return super().__call__(source_index)
+
+
+class Stubborn(Constant):
+    """Hangs at its third chunk and does not listen to SIGTERM."""
+
+    calls = 0
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        self.calls += 1
+        if self.calls > 4:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            time.sleep(120)
+        return super().__call__(source_index)
+
+
+class Noisy(Constant):
+    """Writes to standard output and knows its worker."""
+
+    worker_id = -1
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        print("loader speaking", flush=True)
+        return [Chunk(np.full(self.shape, self.worker_id, self.dtype), no_meta())]
+
+
+class Unloadable(Constant):
+    """Pickles, but cannot be made again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _cannot_be_made, ()
+
+
+def _cannot_be_made() -> None:
+    raise ModuleNotFoundError("No module named 'left_at_home'")
+
+
+def spec(loader: Any = None, **settings: Any) -> ProducerSpec:
+    """A small producer."""
+    settings = {"chunk_size": 4096, "num_producers": 1, **settings}
+    return ProducerSpec(loader if loader is not None else Constant(), **settings)
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """The first true value of ``what()``; AssertionError when none comes in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = what()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def refreshes(vector: SharedVector, seconds: float = 10.0, count: int = 3) -> bool:
+    """Whether chunks are still being replaced."""
+    before = int(vector.write_counts().sum())
+    wait_for(lambda: int(vector.write_counts().sum()) >= before + count, seconds)
+    return True
+
+
+def files(name: str) -> list[str]:
+    """Files of a pool in shared memory."""
+    directory = Path(os.environ.get("SHAREDVECTOR_SHM_DIR", "/dev/shm"))
+    return sorted(path.name for path in directory.iterdir() if name in path.name)
+
+
+def start(code: str, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
+    """Run code in a new interpreter that can import the tests' loaders; see `ended`."""
+    path = os.pathsep.join([str(HERE), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        text=True,
+        env=environment,
+        start_new_session=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings},
+    )
+
+
+def ended(process: subprocess.Popen[str], seconds: float = LIMIT) -> tuple[int, str, str]:
+    """Exit status and output of a process that must end by itself."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, out, err
+
+
+def run(code: str, *arguments: str, seconds: float = LIMIT) -> tuple[int, str, str]:
+    """Run code in a new interpreter to its end."""
+    return ended(start(code, *arguments), seconds)
+
+
+@contextlib.contextmanager
+def running(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run code that prints a line when it is set up; it is killed at the end of the block."""
+    process = start(code, *arguments)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(process.communicate(timeout=LIMIT)[1])
+        process.first_line = line.strip()  # type: ignore[attr-defined]
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=LIMIT)
+
+
+def children(pid: int) -> list[int]:
+    """Living children of a process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(fields[1]) == pid and fields[0] not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    return False

@@ -1,0 +1,229 @@
+"""The commands, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pool_support import HERE, Constant, files, refreshes, spec, unique, wait_for
+
+from sharedvector import NumpyLoader, SharedVector, ensure_pool, remove_shared_memory
+from sharedvector.cli import (
+    EXIT_BUSY,
+    instantiate_loader,
+    producer_main,
+    resolve_source_size,
+    spacing_manifest_main,
+)
+
+PRODUCER = "import sys; from sharedvector.cli import producer_main; sys.exit(producer_main())"
+
+
+def command(*arguments: str, code: str = PRODUCER) -> list[str]:
+    return [sys.executable, "-c", code, *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments, capture_output=True, text=True, timeout=60, env=environment(), check=False
+    )
+
+
+def producer_arguments(name: str, loader: str = "pool_support:Constant") -> list[str]:
+    required = ["--name", name, "--slot-count", "4", "--chunk-size-mb", "0.01"]
+    return [*required, "--loader-class", loader, "--num-producers", "2"]
+
+
+# ---- parts -------------------------------------------------------------------------------------
+
+
+def test_a_loader_from_its_name_and_json(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    text = json.dumps({"directory": str(tmp_path), "dtype": "int16"})
+    assert len(instantiate_loader("sharedvector.loaders:NumpyLoader", text)) == 1
+    assert len(instantiate_loader("pool_support:Constant", None)) == 8
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "error"),
+    [
+        ("no_colon", None, ValueError),
+        ("no_such_module:X", None, ImportError),
+        ("sharedvector.loaders:NoSuch", None, AttributeError),
+        ("sharedvector.loaders:NumpyLoader", "{", ValueError),
+        ("sharedvector.loaders:NumpyLoader", "[1]", TypeError),
+        ("sharedvector.loaders:NumpyLoader", None, TypeError),
+        ("sharedvector.loaders:NumpyLoader", '{"directory": "/no/such"}', FileNotFoundError),
+    ],
+)
+def test_bad_loaders(spec: str, text: str | None, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        instantiate_loader(spec, text)
+
+
+def test_the_number_of_sources() -> None:
+    assert resolve_source_size(Constant(5), None) == 5
+    assert resolve_source_size(Constant(5), 9) == 9
+    without: Any = object()
+    assert resolve_source_size(without, 4) == 4
+    with pytest.raises(ValueError, match="--source-size"):
+        resolve_source_size(without, None)
+    assert NumpyLoader.__len__ is not None
+
+
+# ---- sharedvector-producer ---------------------------------------------------------------------
+
+
+def test_owns_a_pool_until_it_is_told_to_end() -> None:
+    name = unique("cli")
+    arguments = [
+        *producer_arguments(name),
+        *("--loader-args", '{"dtype": "int16", "sources": 3}', "--dtype", "int16"),
+        *("--spare-buffers", "3", "--sleep-seconds", "0.001"),
+    ]
+    process = subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        with ensure_pool(name, 4, mode="attach", ready_timeout=50, poll_interval=0.02) as handle:
+            vector = handle.attach()
+            assert (vector.dtype, vector.spare_buffers) == ("int16", 3)
+            assert vector.chunk_size == int(0.01 * 2**20)
+            assert refreshes(vector)
+            busy = run(command(*producer_arguments(name)))
+            assert busy.returncode == EXIT_BUSY == 2
+            assert f"process {process.pid}" in busy.stderr
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (0, ""), err
+    assert all("INFO" in line for line in err.splitlines()), err
+    assert files(name) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--loader-class", "no_such_module:X"], "no_such_module"),
+        (["--loader-class", "pool_support:AllBad"], "volume-00"),
+        (["--loader-class", "pool_support:Empty"], "empty list"),
+        (["--dtype", "unheard-of"], "unheard-of"),
+        (["--slot-count", "0"], "slot_count"),
+        (["--name", "a/b"], "a/b"),
+        (["--log-level", "LOUD"], "LOUD"),
+        (["--loader-args", "{"], "JSON"),
+        (["--loader-args", '{"wrong": 1}'], "wrong"),
+        (["--chunk-size-mb", "0"], "chunk_size"),
+    ],
+)
+def test_errors_are_one_line(
+    change: list[str], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = unique("err")
+    status = producer_main([*producer_arguments(name), "--log-level", "ERROR", *change])
+    assert status == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    (line,) = [text for text in err.splitlines() if text.startswith("sharedvector-producer: ")]
+    assert words in line
+    assert "Traceback" not in err
+    assert files(name) == []
+
+
+def test_missing_options_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        producer_main(["--name", "x"])
+    assert left.value.code == 2
+    assert "--slot-count" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        producer_main(["--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    options = "name slot-count chunk-size-mb dtype num-producers sleep-seconds"
+    options += " producer-join-timeout loader-class loader-args source-size lock-dir log-level"
+    assert all(f"--{option}" in text for option in options.split())
+
+
+# ---- sharedvector-spacing-manifest -------------------------------------------------------------
+
+
+def write_volume(path: Path, attributes: dict[str, Any]) -> None:
+    """The metadata of a Zarr v3 array; the manifest reads nothing else."""
+    path.mkdir(parents=True)
+    metadata = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [4, 4, 4],
+        "data_type": "int16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4, 4]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "attributes": attributes,
+    }
+    (path / "zarr.json").write_text(json.dumps(metadata))
+
+
+def test_the_manifest_of_a_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "db.zarr"
+    write_volume(root / "a", {"spacing": [1.0, 2.0, 3.0]})
+    assert spacing_manifest_main([str(root)]) == 0
+    assert json.loads((root / "spacing.json").read_text()) == {"a": [1.0, 2.0, 3.0]}
+    write_volume(root / "b", {"gap": [1, 1, 1]})
+    assert spacing_manifest_main([str(root)]) == 1
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("sharedvector-spacing-manifest: ")
+    output = tmp_path / "out.json"
+    arguments = [str(root), "--output", str(output), "--skip-missing", "--attr-key", "gap"]
+    assert spacing_manifest_main(arguments) == 0
+    assert json.loads(output.read_text()) == {"b": [1.0, 1.0, 1.0]}
+    assert spacing_manifest_main([str(tmp_path / "none")]) == 1
+
+
+# ---- python -m sharedvector --------------------------------------------------------------------
+
+
+def test_what_there_is_to_run() -> None:
+    done = run([sys.executable, "-m", "sharedvector"])
+    assert done.returncode == 0, done.stderr
+    assert "sharedvector-producer" in done.stdout and "list" in done.stdout
+
+
+def test_list_and_info() -> None:
+    name = unique("info")
+    plain = unique("plain")
+    vector = SharedVector(plain, chunk_size=4096, slot_count=2)
+    try:
+        with ensure_pool(name, 4, producer=spec(), ready_timeout=50):
+            listed = run([sys.executable, "-m", "sharedvector", "list"]).stdout.splitlines()
+            (line,) = [text for text in listed if text.startswith(f"{name} ")]
+            assert "pool, in use" in line and "orphan" not in line
+            (line,) = [text for text in listed if text.startswith(f"{plain} ")]
+            assert "no pool" in line
+            told = run([sys.executable, "-m", "sharedvector", "info", name])
+            assert told.returncode == 0, told.stderr
+            assert "4 of 4 filled" in told.stdout
+            assert f"process {os.getpid()}" in told.stdout
+        none = run([sys.executable, "-m", "sharedvector", "info", name])
+        assert none.returncode == 1 and name in none.stderr
+        assert "Traceback" not in none.stderr
+    finally:
+        vector.close()
+        remove_shared_memory(plain)
+    wait_for(lambda: files(name) == [])

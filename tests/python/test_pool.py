@@ -1,0 +1,578 @@
+"""`ensure_pool`, its modes and refusals, and the handle that it gives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import pty
+import signal
+import struct
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pool_support import (
+    AllBad,
+    Constant,
+    Empty,
+    OneBad,
+    children,
+    ended,
+    files,
+    refreshes,
+    run,
+    spec,
+    start,
+    unique,
+    wait_for,
+)
+
+from sharedvector import (
+    PoolHandle,
+    PoolPaths,
+    PoolSpawnError,
+    PoolStalledError,
+    ProducerSpec,
+    SharedVector,
+    ensure_pool,
+    pool,
+    remove_shared_memory,
+)
+
+
+@pytest.fixture
+def owner() -> Iterator[PoolHandle]:
+    """A pool of four slots that this process owns."""
+    with ensure_pool(unique("own"), 4, producer=spec(), ready_timeout=50) as handle:
+        yield handle
+
+
+FOLLOWER = """
+    import sys
+    from sharedvector import ensure_pool
+    handle = ensure_pool(sys.argv[1], int(sys.argv[2]), mode="attach", ready_timeout=30)
+    print(handle.is_owner, len(handle.attach()), handle.generation)
+    handle.close()
+"""
+
+
+# ---- the specification -------------------------------------------------------------------------
+
+
+def test_the_specification_is_frozen_and_counts_its_sources() -> None:
+    producer = ProducerSpec(Constant(5), 4096)
+    assert producer.resolve_source_size() == 5
+    assert ProducerSpec(Constant(5), 4096, source_size=3).resolve_source_size() == 3
+    assert producer == ProducerSpec(producer.loader, 4096)
+    with pytest.raises(AttributeError):
+        producer.chunk_size = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        ProducerSpec(object(), 4096).resolve_source_size()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_producers": 0},
+        {"chunk_size": 0},
+        {"source_size": 0},
+        {"sleep_seconds": -1},
+        {"producer_join_timeout": -1},
+        {"spare_buffers": 0},
+        {"dtype": "no such dtype"},
+        {"dtype": "O"},
+    ],
+)
+def test_impossible_settings_are_refused_at_once(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        ensure_pool(unique("bad"), 4, producer=spec(**settings))
+
+
+@pytest.mark.parametrize("mode", ["auto", "spawn"])
+def test_a_mode_that_may_make_the_pool_needs_a_producer(mode: Any) -> None:
+    with pytest.raises(ValueError, match=r"needs producer=ProducerSpec"):
+        ensure_pool(unique("none"), 4, mode=mode)
+
+
+def test_other_refusals_at_once() -> None:
+    with pytest.raises(ValueError, match="mode should be"):
+        ensure_pool(unique("mode"), 4, producer=spec(), mode="attack")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="slot_count"):
+        ensure_pool(unique("slots"), 0, producer=spec())
+    with pytest.raises(ValueError):
+        ensure_pool("a/b", 4, mode="attach")
+
+
+# ---- the owner ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["auto", "spawn"])
+def test_makes_a_pool_and_takes_it_down(mode: Any) -> None:
+    name = unique("make")
+    handle = ensure_pool(name, 4, producer=spec(), mode=mode, ready_timeout=50)
+    assert handle.is_owner and not handle.closed
+    assert (handle.name, handle.slot_count) == (name, 4)
+    assert handle.lock_dir == PoolPaths.for_name(name).lock_dir
+    assert repr(handle) == f"PoolHandle(name={name!r}, slot_count=4, owner)"
+    assert files(name) == sorted([name, f"{name}.lock", f"{name}.ready"])
+    vector = handle.attach()
+    assert len(vector) == vector.capacity == 4
+    assert vector.generation == handle.generation
+    assert refreshes(vector)
+    array = vector.get(1)
+    value = float(array[0, 0])
+    handle.close()
+    handle.close()
+    assert handle.closed and not handle.is_owner
+    assert "closed" in repr(handle)
+    assert files(name) == []
+    assert children(os.getpid()) == []
+    assert float(array[0, 0]) == value  # those attached keep their data
+    assert vector.retired and "closed" in vector.retired_reason
+
+
+def test_the_files_of_coordination_may_lie_elsewhere(tmp_path: Path) -> None:
+    name = unique("dir")
+    with ensure_pool(name, 2, producer=spec(), lock_dir=tmp_path, ready_timeout=50) as handle:
+        assert handle.lock_dir == tmp_path
+        assert files(name) == [name]
+        assert sorted(p.name for p in tmp_path.iterdir()) == [f"{name}.lock", f"{name}.ready"]
+    assert files(name) == [] == list(tmp_path.iterdir())
+
+
+def test_leftovers_are_replaced() -> None:
+    name = unique("left")
+    paths = PoolPaths.for_name(name)
+    paths.segment.write_bytes(bytes(1 << 20))
+    paths.marker.write_text("nonsense")
+    with ensure_pool(name, 2, producer=spec(), ready_timeout=50) as handle:
+        assert handle.is_owner and len(handle.attach()) == 2
+    assert files(name) == []
+
+
+def test_no_signal_handler_is_installed_and_any_thread_will_do() -> None:
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD]
+    before = [signal.getsignal(number) for number in numbers]
+    box: list[PoolHandle] = []
+    name = unique("thread")
+    thread = threading.Thread(
+        target=lambda: box.append(ensure_pool(name, 2, producer=spec(), ready_timeout=50))
+    )
+    thread.start()
+    thread.join(60)
+    (handle,) = box
+    assert [signal.getsignal(number) for number in numbers] == before
+    time.sleep(1)  # a parent-death signal would have come with the end of the thread
+    assert refreshes(handle.attach())
+    handle.close()
+
+
+def test_the_context_manager_closes_in_any_case() -> None:
+    name = unique("with")
+    with (
+        pytest.raises(RuntimeError, match="mine"),
+        pool(name, 2, producer=spec(), ready_timeout=50) as handle,
+    ):
+        assert handle.is_owner
+        raise RuntimeError("mine")
+    assert handle.closed and files(name) == []
+
+
+def test_more_workers_than_slots_and_a_dtype_of_choice() -> None:
+    producer = spec(Constant(dtype="int16"), dtype="int16", num_producers=6)
+    with ensure_pool(unique("few"), 2, producer=producer, ready_timeout=50) as handle:
+        vector = handle.attach()
+        assert vector.dtype == "int16"
+        assert vector.get(0).dtype == np.int16
+        assert vector.spare_buffers == 1
+        (supervisor,) = children(os.getpid())
+        assert len(wait_for(lambda: children(supervisor))) <= 2
+
+
+def test_spare_buffers_of_choice() -> None:
+    producer = spec(spare_buffers=3)
+    with ensure_pool(unique("spare"), 2, producer=producer, ready_timeout=50) as handle:
+        assert handle.attach().spare_buffers == 3
+
+
+# ---- starts that fail --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loader", "settings", "words"),
+    [
+        (AllBad(), {}, r"source \d: OSError: volume-00\d is truncated"),
+        (Empty(), {}, r"no chunk from any of 8 sources .*empty list.*0/4 slots"),
+        (Constant(dtype="float64"), {}, r"source \d: .*float64.*float32"),
+        (Constant(shape=(2000,)), {}, r"source \d: .*8000 bytes.*4096 bytes"),
+        (AllBad(5000), {"num_producers": 2}, r"of 5000 sources .*truncated"),
+    ],
+)
+def test_when_nothing_can_be_loaded_the_start_fails_in_seconds(
+    loader: Any, settings: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = unique("fails")
+    began = time.monotonic()
+    with pytest.raises(PoolSpawnError, match=words):
+        ensure_pool(name, 4, producer=spec(loader, **settings), ready_timeout=600)
+    assert time.monotonic() - began < 20
+    assert files(name) == []
+    assert children(os.getpid()) == []
+
+
+def test_one_bad_source_costs_nothing() -> None:
+    with ensure_pool(unique("one"), 4, producer=spec(OneBad()), ready_timeout=50) as handle:
+        vector = handle.attach()
+        assert refreshes(vector, 20, count=12)
+
+
+def test_a_slow_loader_ends_in_a_timeout_with_the_last_reason() -> None:
+    name = unique("slow")
+    with pytest.raises(TimeoutError, match=r"0/4 slots filled"):
+        ensure_pool(name, 4, producer=spec(Constant(delay=30)), ready_timeout=1.5)
+    assert files(name) == []
+    with pytest.raises(TimeoutError, match="nobody owns the pool"):
+        ensure_pool(name, 4, mode="attach", ready_timeout=0.2)
+
+
+def test_no_room_is_an_error_that_says_so() -> None:
+    name = unique("room")
+    disk = os.statvfs(PoolPaths.for_name(name).segment.parent)
+    too_much = disk.f_frsize * disk.f_blocks // 32  # 64 of them are twice what there is
+    with pytest.raises(PoolSpawnError, match=r"bytes.*free"):
+        ensure_pool(name, 64, producer=spec(chunk_size=too_much), ready_timeout=30)
+    assert files(name) == []
+
+
+def test_an_interrupt_while_filling_leaves_nothing() -> None:
+    name = unique("interrupt")
+    code = """
+        import sys
+        from pool_support import Constant, spec
+        from sharedvector import ensure_pool
+        print("go")
+        try:
+            ensure_pool(sys.argv[1], 4, producer=spec(Constant(delay=1)), ready_timeout=50)
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    process = start(code, name)
+    wait_for(lambda: name in files(name))
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    status, out, err = ended(process)
+    assert (status, out) == (0, "go\ninterrupted\n"), err
+    assert "Traceback" not in err
+    assert files(name) == []
+
+
+# ---- twice in one process ----------------------------------------------------------------------
+
+
+def test_a_second_call_returns_the_same_handle(owner: PoolHandle) -> None:
+    name = owner.name
+    assert ensure_pool(name, 4, producer=spec()) is owner
+    assert ensure_pool(name, 4, mode="attach", ready_timeout=5) is owner
+    with pytest.raises(ValueError, match=r"slot_count=4.*5"):
+        ensure_pool(name, 5, producer=spec())
+    with pytest.raises(ValueError, match=r"slot_count=4.*3"):
+        ensure_pool(name, 3, mode="attach")
+
+
+def test_threads_at_once_get_one_handle() -> None:
+    name = unique("threads")
+    box: list[PoolHandle] = []
+    threads = [
+        threading.Thread(
+            target=lambda: box.append(ensure_pool(name, 2, producer=spec(), ready_timeout=50))
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(box) == 4 and len({id(handle) for handle in box}) == 1
+    box[0].close()
+
+
+def test_a_thread_does_not_wait_longer_than_it_was_told() -> None:
+    name = unique("patience")
+    first = threading.Thread(
+        target=lambda: ensure_pool(name, 2, producer=spec(Constant(delay=1)), ready_timeout=50)
+    )
+    first.start()
+    wait_for(lambda: name in files(name))
+    with pytest.raises(TimeoutError, match="another thread"):
+        ensure_pool(name, 2, producer=spec(), ready_timeout=0.1)
+    first.join(60)
+    ensure_pool(name, 2, mode="attach", ready_timeout=50).close()
+    assert files(name) == []
+
+
+def test_after_close_a_new_pool_can_be_made() -> None:
+    name = unique("again")
+    first = ensure_pool(name, 2, producer=spec(), ready_timeout=50)
+    first.close()
+    with ensure_pool(name, 3, producer=spec(), ready_timeout=50) as second:
+        assert second is not first
+        assert second.is_owner and second.slot_count == 3
+        assert second.generation != first.generation
+
+
+# ---- followers ---------------------------------------------------------------------------------
+
+
+def test_a_follower_ends_nothing(owner: PoolHandle) -> None:
+    status, out, err = run(FOLLOWER, owner.name, "4")
+    assert (status, out) == (0, f"False 4 {owner.generation}\n"), err
+    assert refreshes(owner.attach())
+
+
+def test_fewer_slots_than_there_are_will_do(owner: PoolHandle) -> None:
+    status, out, err = run(FOLLOWER, owner.name, "2")
+    assert (status, out) == (0, f"False 4 {owner.generation}\n"), err
+
+
+REFUSED = """
+    import sys, time
+    from pool_support import Constant, spec
+    from sharedvector import ensure_pool
+    began = time.monotonic()
+    for slots, settings in (
+        (5, {}), (4, {"dtype": "int16"}), (4, {"chunk_size": 8192}), (4, {"chunk_size": 1024})
+    ):
+        try:
+            ensure_pool(sys.argv[1], slots, producer=spec(**settings), ready_timeout=60).close()
+            print("follows")
+        except ValueError as error:
+            print("ValueError", error)
+    assert time.monotonic() - began < 20
+"""
+
+
+def test_what_a_ready_pool_cannot_hold_is_refused_at_once(owner: PoolHandle) -> None:
+    status, out, err = run(REFUSED, owner.name)
+    slots, dtype, size, fits = out.splitlines()
+    assert status == 0, err
+    assert "4 slots" in slots and "5" in slots
+    assert "float32" in dtype and "int16" in dtype
+    assert "4096" in size and "8192" in size
+    assert fits == "follows"
+
+
+def test_five_at_once_have_one_owner_and_one_generation() -> None:
+    name = unique("five")
+    code = """
+        import sys
+        from pool_support import Constant, spec
+        from sharedvector import ensure_pool
+        handle = ensure_pool(
+            sys.argv[1], 4, producer=spec(Constant(delay=0.05)), ready_timeout=50
+        )
+        print(handle.is_owner, handle.attach().generation, flush=True)
+        sys.stdin.readline()
+        handle.close()
+    """
+    processes = [start(code, name, stdin=-1) for _ in range(5)]
+    lines = [process.stdout.readline().split() for process in processes]  # type: ignore[union-attr]
+    for process in processes:
+        status, _, err = ended(process)
+        assert status == 0, err
+    assert sorted(owner for owner, _ in lines) == ["False"] * 4 + ["True"]
+    assert len({generation for _, generation in lines}) == 1
+    assert files(name) == []
+
+
+def test_a_pool_made_by_hand_can_be_followed() -> None:
+    name = unique("hand")
+    vector = SharedVector(name, chunk_size=4096, slot_count=2)
+    vector.append(np.zeros(3, np.float32))
+    vector.append(np.ones(3, np.float32))
+    from sharedvector.coordination import clear_marker, write_marker
+
+    paths = PoolPaths.for_name(name)
+    write_marker(paths, "by-hand")
+    try:
+        with ensure_pool(name, 2, mode="attach", ready_timeout=5) as handle:
+            assert handle.attach().get(1).sum() == 3
+    finally:
+        clear_marker(paths)
+        remove_shared_memory(name)
+
+
+# ---- the handle --------------------------------------------------------------------------------
+
+
+def test_a_pickled_handle_is_a_follower(owner: PoolHandle) -> None:
+    copy = pickle.loads(pickle.dumps(owner))
+    assert not copy.is_owner and not copy.closed
+    assert (copy.name, copy.slot_count, copy.generation) == (
+        owner.name,
+        4,
+        owner.generation,
+    )
+    assert len(copy.attach()) == 4
+    assert copy.stats().slots == 4
+    copy.close()
+    assert refreshes(owner.attach())
+
+
+def test_the_handle_in_a_fork_is_a_follower(owner: PoolHandle) -> None:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            assert not owner.is_owner
+            again = ensure_pool(owner.name, 4, producer=spec(), ready_timeout=10)
+            assert again is not owner and not again.is_owner
+            assert len(again.attach()) == 4 == len(owner.attach())
+            owner.close()
+            again.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert owner.is_owner and not owner.closed
+    assert refreshes(owner.attach())
+
+
+def test_a_fork_never_becomes_the_owner_of_its_parents_pool() -> None:
+    name = unique("heir")
+    handle = ensure_pool(name, 2, producer=spec(), ready_timeout=50)
+    ready, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(go)
+            os.read(ready, 1)
+            began = time.monotonic()
+            ensure_pool(name, 2, producer=spec(), ready_timeout=60)
+        except PoolSpawnError as error:
+            status = 0 if "forked child" in str(error) and time.monotonic() - began < 20 else 2
+        finally:
+            os._exit(status)
+    os.close(ready)
+    handle.close()
+    os.close(go)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert files(name) == []
+
+
+def test_after_the_end_the_handle_says_so() -> None:
+    name = unique("gone")
+    handle = ensure_pool(name, 2, producer=spec(), ready_timeout=50)
+    follower = pickle.loads(pickle.dumps(handle))
+    stranger = pickle.loads(pickle.dumps(handle))
+    assert follower.stats().slots == 2
+    handle.close()
+    for one in (handle, follower):
+        assert one.stats().slots == 2  # the last ones
+        with pytest.raises(PoolStalledError, match="gone"):
+            one.attach()
+    with pytest.raises(FileNotFoundError):  # what 0.1.0 raised
+        stranger.stats()
+    again = ensure_pool(name, 2, producer=spec(), ready_timeout=50)
+    with again, pytest.raises(PoolStalledError, match="made anew"):
+        follower.attach()
+
+
+def test_statistics_count_the_readers(owner: PoolHandle) -> None:
+    vector = owner.attach()
+    before = owner.stats()
+    for _ in range(50):
+        vector.get(0)
+    wait_for(lambda: owner.stats().reads_at_replace_total > before.reads_at_replace_total)
+    assert owner.stats().slots == 4
+
+
+def test_progress_is_shown_when_it_takes_long() -> None:
+    code = """
+        import sys
+        from pool_support import Constant, spec
+        from sharedvector import ensure_pool
+        ensure_pool(sys.argv[1], 6, producer=spec(Constant(delay=0.5)), ready_timeout=50).close()
+    """
+    status, out, err = run(code, unique("progress"))
+    assert (status, out) == (0, "")
+    lines = err.splitlines()
+    assert lines and all("INFO" in line and "/6 slots filled" in line for line in lines)
+    assert "6/6" in lines[-1]
+
+
+def test_progress_is_a_bar_on_a_terminal() -> None:
+    code = """
+        import sys
+        from pool_support import Constant, spec
+        from sharedvector import ensure_pool
+        ensure_pool(sys.argv[1], 6, producer=spec(Constant(delay=0.5)), ready_timeout=50).close()
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = start(code, unique("bar"), stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while block := os.read(ours, 4096):
+            shown += block
+    os.close(ours)
+    status, out, _ = ended(process)
+    assert (status, out) == (0, "")
+    assert b"6/6" in shown and b"slot" in shown and b"\r" in shown
+
+
+def test_no_descriptor_and_no_thread_is_left_behind() -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    name = unique("tidy")
+    ensure_pool(name, 2, producer=spec(), ready_timeout=50).close()
+    before = held()
+    for _ in range(2):
+        ensure_pool(name, 2, producer=spec(), ready_timeout=50).close()
+    with pytest.raises(PoolSpawnError):
+        ensure_pool(name, 2, producer=spec(Empty()), ready_timeout=50)
+    assert held() == before
+
+
+def test_orphans_are_named_with_their_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    orphan = unique("orphan")
+    code = """
+        import os, signal, sys
+        from sharedvector import SharedVector
+        vector = SharedVector(sys.argv[1], chunk_size=1 << 20, slot_count=2, owned=True)
+        print("made", flush=True)
+        sys.stdin.readline()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    ended(start(code, orphan, stdin=-1))
+    try:
+        with ensure_pool(unique("next"), 2, producer=spec(), ready_timeout=50):
+            pass
+        (line,) = [r.getMessage() for r in caplog.records if orphan in r.getMessage()]
+        assert "MiB" in line and "remove_shared_memory" in line
+    finally:
+        remove_shared_memory(orphan)
+
+
+def test_an_unguarded_program_runs_once() -> None:
+    code = """
+        import sys
+        from pool_support import spec
+        from sharedvector import ensure_pool
+        print("once")
+        handle = ensure_pool(sys.argv[1], 2, producer=spec(), ready_timeout=50)
+        print(len(handle.attach()))
+    """
+    name = unique("unguarded")
+    status, out, err = run(code, name)
+    assert (status, out) == (0, "once\n2\n"), err
+    assert files(name) == []  # by the end of the interpreter

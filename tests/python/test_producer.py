@@ -1,0 +1,322 @@
+"""What one producer does: order of sources, filling, refreshing, the brake, bad sources."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from pool_support import AllBad, Constant, Empty, Noisy, OneBad, unique, wait_for
+
+from sharedvector import Chunk, SharedVector, _core, no_meta, remove_shared_memory
+from sharedvector.producer import (
+    FailureLog,
+    Producer,
+    SourceOrder,
+    describe,
+    producer_worker,
+    seed_of,
+)
+
+
+@pytest.fixture
+def vector() -> Iterator[SharedVector]:
+    made = SharedVector(unique("pr"), chunk_size=4096, slot_count=8, spare_buffers=1)
+    yield made
+    remove_shared_memory(made.name)
+
+
+class Running:
+    """A producer in a thread, ended with the block; `events` is what it reported."""
+
+    def __init__(self, vector: SharedVector, loader: Any, **settings: Any) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._stop = threading.Event()
+        size = settings.pop("source_size", 8)
+        self.producer = Producer(
+            vector,
+            loader,
+            size,
+            1,
+            self._stop.is_set,
+            report=self.events.append,
+            **{"sleep_seconds": 0.0, **settings},
+        )
+        self._thread = threading.Thread(target=self.producer.run, daemon=True)
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+def counter(vector: SharedVector, which: int) -> int:
+    return vector.counter_add(which, 0)
+
+
+# ---- order of sources --------------------------------------------------------------------------
+
+
+def test_every_epoch_has_every_source_once_in_another_order() -> None:
+    order = SourceOrder(50, 7)
+    draws = [order.draw(ticket) for ticket in range(150)]
+    epochs = [[source for source, epoch in draws if epoch == number] for number in range(3)]
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_order_is_a_matter_of_the_seed_alone() -> None:
+    one, two, other = SourceOrder(20, 7), SourceOrder(20, 7), SourceOrder(20, 8)
+    tickets = [25, 3, 39, 0]  # any way through the tickets
+    assert [one.draw(t) for t in tickets] == [two.draw(t) for t in reversed(tickets)][::-1]
+    assert [one.draw(t) for t in range(20)] != [other.draw(t) for t in range(20)]
+    assert seed_of("a") != seed_of("b")
+
+
+def test_workers_share_the_sources(vector: SharedVector) -> None:
+    drawn: list[int] = []
+
+    class Recording(Constant):
+        def __call__(self, source_index: int) -> list[Chunk]:
+            drawn.append(source_index)
+            return super().__call__(source_index)
+
+    with Running(vector, Recording(40), source_size=40) as one:
+        second = Running(vector, Recording(40), source_size=40)
+        with second:
+            wait_for(lambda: len(drawn) >= 80)
+    assert one.events and second.events
+    assert sorted(drawn[:38]) == sorted(set(drawn[:38]))  # two may be late by one each
+
+
+# ---- filling and refreshing --------------------------------------------------------------------
+
+
+def test_fills_then_refreshes_and_says_from_where(vector: SharedVector) -> None:
+    with Running(vector, Constant()):
+        wait_for(lambda: len(vector) == 8)
+        wait_for(lambda: counter(vector, _core.COUNTER_LOADS) > 20)
+    array = vector.get(0)
+    view: Any = array.base
+    assert view.source_index + 1 == array[0, 0]
+    assert view.source_epoch > 0
+    assert int(vector.stats["replace_events"]) > 8
+
+
+def test_every_slot_gets_its_turn_when_nobody_reads(vector: SharedVector) -> None:
+    with Running(vector, Constant()):
+        wait_for(lambda: bool((vector.write_counts() >= 3).all()) and len(vector) == 8)
+    counts = vector.write_counts()
+    assert counts.max() - counts.min() <= 1
+
+
+def test_read_slots_are_refreshed_first(vector: SharedVector) -> None:
+    with Running(vector, Constant(), sleep_seconds=0.05):
+        wait_for(lambda: len(vector) == 8)
+        before = vector.write_counts()
+        for _ in range(10):
+            writes = vector.get_chunk_write_count(5)
+            vector.get(5)
+            wait_for(lambda: vector.get_chunk_write_count(5) > writes)  # noqa: B023
+        after = vector.write_counts()
+    assert after[5] - before[5] >= 10
+    assert (after - before)[np.arange(8) != 5].max() <= 5
+
+
+def test_the_brake_holds_while_nobody_reads_and_lets_go(vector: SharedVector) -> None:
+    with Running(vector, Constant(), sleep_seconds=0.01):
+        wait_for(lambda: len(vector) == 8)
+        writes = int(vector.write_counts().sum())
+        time.sleep(2)
+        braked = int(vector.write_counts().sum()) - writes
+        assert 8 <= braked <= 21
+        writes += braked
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            for slot in range(8):
+                vector.get(slot)
+        assert int(vector.write_counts().sum()) - writes > 5 * braked
+
+
+def test_the_brake_is_shared_by_the_workers(vector: SharedVector) -> None:
+    with (
+        Running(vector, Constant(), sleep_seconds=0.01, workers=2),
+        Running(vector, Constant(), sleep_seconds=0.01, workers=2),
+    ):
+        wait_for(lambda: len(vector) == 8)
+        writes = int(vector.write_counts().sum())
+        time.sleep(2)
+        assert 8 <= int(vector.write_counts().sum()) - writes <= 24
+
+
+def test_waits_with_its_chunk_while_readers_hold_every_spare_buffer(vector: SharedVector) -> None:
+    with Running(vector, Constant()):
+        wait_for(lambda: len(vector) == 8)
+        held = [vector.get(slot) for slot in range(8)]
+        # The held buffers are displaced one by one until none is free.
+        wait_for(lambda: vector.stats["blocked_replaces"] > 0)
+        values = [float(array[0, 0]) for array in held]
+        writes = int(vector.write_counts().sum())
+        time.sleep(0.3)
+        assert int(vector.write_counts().sum()) == writes
+        assert [float(array[0, 0]) for array in held] == values
+        del held
+        wait_for(lambda: int(vector.write_counts().sum()) > writes + 8)
+
+
+def test_a_layout_that_is_not_contiguous_is_copied(vector: SharedVector) -> None:
+    class Turned(Constant):
+        def __call__(self, source_index: int) -> list[Chunk]:
+            return [Chunk(np.arange(6, dtype="f4").reshape(2, 3).T, np.array([1.0, 2.0]))]
+
+    with Running(vector, Turned()):
+        wait_for(lambda: len(vector) == 8)
+        array, meta = vector.get_with_meta(0)
+        assert array.tolist() == [[0, 3], [1, 4], [2, 5]]
+        assert meta.tolist() == [1, 2]
+
+
+# ---- bad sources -------------------------------------------------------------------------------
+
+
+def give(result: Any) -> Callable[[int], Any]:
+    return lambda source_index: result() if callable(result) else result
+
+
+def leave() -> None:
+    sys.exit("gives up")
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (AllBad(), "OSError: volume-"),
+        (give(leave), "SystemExit: gives up"),
+        (give([Chunk(np.zeros(3), no_meta())]), "dtype float64"),
+        (give([Chunk(np.zeros(3, ">f4"), no_meta())]), "dtype >f4"),
+        (give([Chunk(np.zeros(1025, "f4"), no_meta())]), "4100 bytes"),
+        (give([Chunk([1.0], no_meta())]), "should be an array"),  # type: ignore[arg-type]
+        (give([Chunk(np.zeros(3, "f4"), np.zeros((2, 2)))]), "ValueError"),
+        (give([np.zeros((3, 2, 2), "f4")]), "list of Chunk"),
+        (give([7]), "list of Chunk"),
+        (give(None), "TypeError"),
+    ],
+)
+def test_what_cannot_be_loaded_or_stored_is_told_and_counted(
+    vector: SharedVector, loader: Any, words: str
+) -> None:
+    with Running(vector, loader) as running:
+        wait_for(lambda: counter(vector, _core.COUNTER_ERRORS) >= 3)
+    event = running.events[0]
+    assert event["event"] == "failed" and not event["empty"]
+    assert 0 <= event["source"] < 8
+    assert words in event["error"]
+    assert len(vector) == 0
+
+
+def test_an_empty_source_is_counted_by_itself(vector: SharedVector) -> None:
+    with Running(vector, Empty()) as running:
+        wait_for(lambda: counter(vector, _core.COUNTER_EMPTY) >= 3)
+    assert counter(vector, _core.COUNTER_ERRORS) == 0
+    assert running.events[0]["empty"]
+
+
+def test_one_bad_source_of_eight_is_skipped(
+    vector: SharedVector, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "sharedvector"), Running(vector, OneBad()):
+        wait_for(lambda: counter(vector, _core.COUNTER_ERRORS) >= 3)
+    assert len(vector) == 8
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["source 3 could not be loaded: OSError: volume-003 is truncated"]
+
+
+def test_the_chunks_before_a_bad_one_are_kept(vector: SharedVector) -> None:
+    class Half(Constant):
+        def __call__(self, source_index: int) -> list[Chunk]:
+            good = super().__call__(source_index)[0]
+            return [good, good, Chunk(np.zeros(3), no_meta())]
+
+    with Running(vector, Half()):
+        wait_for(lambda: len(vector) == 8)
+
+
+def test_many_bad_sources_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog()
+    with caplog.at_level(logging.DEBUG, "sharedvector"):
+        for source in range(1000):
+            log.tell(source, OSError(f"no {source}"), "loaded")
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert 1 <= len(warnings) <= 6
+    assert next(r for r in caplog.records if r.levelno == logging.DEBUG).exc_info
+
+
+def test_an_error_in_one_line() -> None:
+    assert describe(OSError("two\nlines ")) == "OSError: two lines"
+    assert describe(KeyError()) == "KeyError"
+
+
+# ---- as a plain function -----------------------------------------------------------------------
+
+
+def test_producer_worker_makes_and_feeds_its_slots() -> None:
+    name = unique("pw")
+    stop = threading.Event()
+    arguments = (name, 4096, 0, (2, 6), 8, 8, Noisy(), stop, 0.001)
+    level = logging.getLogger("sharedvector").level
+    thread = threading.Thread(
+        target=producer_worker, args=arguments, kwargs={"worker_id": 3}, daemon=True
+    )
+    thread.start()
+    try:
+        vector = wait_for(lambda: _attach_or_none(name))
+        wait_for(lambda: len(vector) == 8)
+        wait_for(lambda: bool((vector.write_counts()[2:6] > 2).all()))
+        assert vector.write_counts()[[0, 1, 6, 7]].tolist() == [1, 1, 1, 1]
+        assert vector.get(2).flat[0] == 3  # the loader knows its worker
+    finally:
+        stop.set()
+        thread.join(20)
+        logging.getLogger("sharedvector").setLevel(level)
+        remove_shared_memory(name)
+    assert not thread.is_alive()
+
+
+def _attach_or_none(name: str) -> SharedVector | None:
+    try:
+        return SharedVector(name, create=False)
+    except FileNotFoundError:
+        return None
+
+
+def test_producer_worker_refuses_what_cannot_be(vector: SharedVector) -> None:
+    stop = threading.Event()
+    stop.set()
+
+    def work(
+        slots: tuple[int, int] = (0, 8), sources: int = 8, count: int = 8, dtype: str = "float32"
+    ) -> None:
+        loader = Constant()
+        producer_worker(vector.name, 4096, 0, slots, sources, count, loader, stop, 0.0, 0, dtype)
+
+    work()
+    for arguments in (
+        {"slots": (0, 9)},
+        {"slots": (3, 3)},
+        {"sources": 0},
+        {"count": 9},
+        {"count": 7},
+        {"dtype": "int16"},
+    ):
+        with pytest.raises(ValueError):
+            work(**arguments)  # type: ignore[arg-type]
+    assert len(vector) == 0

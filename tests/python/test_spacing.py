@@ -1,0 +1,154 @@
+"""Spacing manifest: what is found, what is refused, how the file appears."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedvector import spacing
+from sharedvector.spacing import collect_spacings, write_spacing_manifest
+
+
+def make_node(path: Path, attributes: dict[str, Any] | None = None, node: str = "array") -> None:
+    path.mkdir(parents=True)
+    metadata = {"zarr_format": 3, "node_type": node, "attributes": attributes or {}}
+    (path / "zarr.json").write_text(json.dumps(metadata))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_node(tmp_path / "b", {"spacing": [1, 2.5, 3]})
+    make_node(tmp_path / "a", {"spacing": [4.0, 5.0, 6.0], "other": ["1", "2", "3"]})
+    return tmp_path
+
+
+def test_collect_gives_sorted_floats(root: Path) -> None:
+    found = collect_spacings(root)
+    assert list(found.items()) == [("a", [4.0, 5.0, 6.0]), ("b", [1.0, 2.5, 3.0])]
+    assert all(type(part) is float for triple in found.values() for part in triple)
+    assert collect_spacings(str(root)) == found
+
+
+def test_arrays_written_by_zarr(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    array = zarr.create_array(tmp_path / "v", shape=(2, 3), dtype="int16")
+    array.attrs["spacing"] = [0.5, 0.5, 2]
+    assert collect_spacings(tmp_path) == {"v": [0.5, 0.5, 2.0]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        5,
+        "abc",
+        [1, 2],
+        [1, 2, 3, 4],
+        [1, None, 2],
+        [1, float("nan"), 2],
+        [1, float("inf"), 2],
+        [[1, 2, 3]],
+        ["1", "x", "2"],
+        [True, 1, 1],
+        {"x": 1, "y": 1, "z": 1},
+    ],
+)
+def test_bad_value_is_an_error_or_left_out(
+    root: Path, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_node(root / "c", {"spacing": value})
+    with pytest.raises(ValueError, match=r"'c'.*'spacing'.*three finite numbers"):
+        collect_spacings(root)
+    with caplog.at_level(logging.WARNING):
+        assert list(collect_spacings(root, strict=False)) == ["a", "b"]
+    assert "'c'" in caplog.text
+
+
+def test_other_attribute(root: Path) -> None:
+    with pytest.raises(ValueError, match=r"'b'.*'other'.*found nothing"):
+        collect_spacings(root, "other")
+    assert collect_spacings(root, "other", strict=False) == {"a": [1.0, 2.0, 3.0]}
+
+
+def test_what_is_no_volume_is_named_and_left_out(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_node(root / "group", {"spacing": [1, 1, 1]}, node="group")
+    (root / "stray").mkdir()
+    (root / "old").mkdir()
+    (root / "old" / ".zarray").write_text("{}")
+    (root / "broken").mkdir()
+    (root / "broken" / "zarr.json").write_text("{")
+    (root / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        assert list(collect_spacings(root)) == ["a", "b"]
+    for name in ("group", "stray", "old", "broken"):
+        assert name in caplog.text
+
+
+def test_linked_volume_counts(root: Path) -> None:
+    (root / "link").symlink_to(root / "a")
+    assert collect_spacings(root)["link"] == [4.0, 5.0, 6.0]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nope"):
+        collect_spacings(tmp_path / "nope")
+    with pytest.raises(FileNotFoundError, match="no directory"):
+        collect_spacings(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        write_spacing_manifest(tmp_path)
+    (tmp_path / "stray").mkdir()
+    with pytest.raises(FileNotFoundError, match="stray"):
+        collect_spacings(tmp_path)
+    assert os.listdir(tmp_path) == ["stray"]
+
+
+def test_manifest(root: Path, tmp_path: Path) -> None:
+    path = write_spacing_manifest(root)
+    assert path == root / "spacing.json"
+    assert json.loads(path.read_text()) == collect_spacings(root)
+    assert write_spacing_manifest(root) == path  # the file itself is no volume
+    output = tmp_path / "out.json"
+    assert write_spacing_manifest(str(root), str(output)) == output
+    assert json.loads(output.read_text()) == collect_spacings(root)
+    with pytest.raises(FileNotFoundError):
+        write_spacing_manifest(root, tmp_path / "missing" / "out.json")
+
+
+def test_empty_manifest_is_json(root: Path) -> None:
+    assert json.loads(write_spacing_manifest(root, None, "none", False).read_text()) == {}
+
+
+def test_failure_leaves_the_old_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_spacing_manifest(root)
+    before = path.read_bytes()
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "disk full")
+
+    make_node(root / "c", {"spacing": [9, 9, 9]})
+    monkeypatch.setattr(spacing.os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_spacing_manifest(root)
+    assert path.read_bytes() == before
+    assert sorted(os.listdir(root)) == ["a", "b", "c", "spacing.json"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bar_only_on_a_terminal(
+    root: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys, "stderr", stream)
+    collect_spacings(root)
+    assert ("2/2" in stream.getvalue()) is terminal

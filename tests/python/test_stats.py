@@ -1,0 +1,136 @@
+"""Statistics: one record from the counters of a vector."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from sharedvector.stats import PoolStats, collect_stats, stats_capacity_for
+from sharedvector.vector import SharedVector, remove_shared_memory
+
+INTS = {
+    "replace_events",
+    "blocked_replaces",
+    "reads_at_replace_total",
+    "reads_at_replace_max",
+    "recent_count",
+    "recent_max",
+    "slots",
+    "slot_last_reads_max",
+    "slots_never_replaced",
+}
+
+
+class Counters:
+    """The part of SharedVector that collect_stats reads, with known numbers."""
+
+    stats = {
+        "replace_events": 66,
+        "reads_at_replace_total": 92,
+        "reads_at_replace_max": 11,
+        "blocked_replaces": 1,
+        "sample_count": 10,
+        "sample_capacity": 10,
+    }
+
+    def read_counts(self) -> np.ndarray:
+        return np.array([2, 2, 6, 16, 3, 6, 0, 0, 0], np.uint64)
+
+    def write_counts(self) -> np.ndarray:
+        return np.array([11, 5, 7, 1, 12, 7, 11, 10, 11], np.uint64)
+
+    def last_reads(self) -> np.ndarray:
+        return np.array([2, 0, 0, 0, 0, 2, 0, 0, 1], np.uint64)
+
+    def read_samples(self) -> np.ndarray:
+        return np.array([0, 0, 0, 7, 1, 1, 2, 4, 5, 0], np.uint32)
+
+
+@pytest.fixture
+def vector() -> Iterator[SharedVector]:
+    name = f"svtest-stats-{os.getpid()}"
+    made = SharedVector(name, chunk_size=4096, max_memory_size=1 << 20)
+    yield made
+    made.close()
+    remove_shared_memory(name)
+    assert not [file for file in os.listdir("/dev/shm") if name in file]
+
+
+def test_known_counters_give_known_figures() -> None:
+    stats = collect_stats(Counters())  # type: ignore[arg-type]
+    assert dataclasses.asdict(stats) == pytest.approx(
+        {
+            "replace_events": 66,
+            "blocked_replaces": 1,
+            "reads_at_replace_total": 92,
+            "reads_at_replace_max": 11,
+            "reads_at_replace_mean": 92 / 66,
+            "recent_count": 10,
+            "recent_mean": 2.0,
+            "recent_median": 1.0,
+            "recent_p10": 0.0,
+            "recent_p90": 5.2,
+            "recent_max": 7,
+            "slots": 9,
+            "slot_last_reads_mean": 5 / 9,
+            "slot_last_reads_median": 0.0,
+            "slot_last_reads_max": 2,
+            "slots_never_replaced": 1,
+            "slot_pending_reads_mean": 35 / 9,
+        }
+    )
+
+
+def test_types_are_plain_python() -> None:
+    for name, value in collect_stats(Counters()).as_dict("").items():  # type: ignore[arg-type]
+        assert type(value) is (int if name in INTS else float), name
+
+
+def test_as_dict_prefixes_every_field_in_order() -> None:
+    stats = collect_stats(Counters())  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(PoolStats)]
+    assert list(stats.as_dict()) == [f"sharedvector/{name}" for name in names]
+    assert list(stats.as_dict("")) == names
+
+
+def test_record_is_frozen() -> None:
+    stats = collect_stats(Counters())  # type: ignore[arg-type]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.slots = 3  # type: ignore[misc]
+
+
+def test_empty_vector_is_all_zero(vector: SharedVector) -> None:
+    assert set(collect_stats(vector).as_dict().values()) == {0}
+
+
+def test_live_vector(vector: SharedVector) -> None:
+    chunk = np.zeros(8, np.float32)
+    for _ in range(4):
+        vector.append(chunk)
+    assert collect_stats(vector).slots_never_replaced == 4
+    for _ in range(5):
+        vector.get(0)
+    vector.replace(0, chunk)
+    vector.get(0)
+    vector.get(1)
+    stats = collect_stats(vector)
+    assert (stats.replace_events, stats.reads_at_replace_total) == (1, 5)
+    assert (stats.recent_count, stats.recent_max, stats.recent_p90) == (1, 5, 5.0)
+    assert (stats.slots, stats.slots_never_replaced) == (4, 3)
+    assert (stats.slot_last_reads_mean, stats.slot_last_reads_max) == (1.25, 5)
+    assert stats.slot_pending_reads_mean == 0.5
+    assert collect_stats(vector) == stats  # looking changes nothing
+
+
+def test_stats_capacity() -> None:
+    assert [stats_capacity_for(n) for n in (0, 1, 2048, 2049, 100_000)] == [
+        4096,
+        4096,
+        4096,
+        4098,
+        200_000,
+    ]

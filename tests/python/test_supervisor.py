@@ -1,0 +1,315 @@
+"""The supervisor and its workers, and when a bootstrap counts as hopeless."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pool_support import (
+    Constant,
+    Dies,
+    DiesOnce,
+    Noisy,
+    Stubborn,
+    Unloadable,
+    alive,
+    children,
+    refreshes,
+    run,
+    spec,
+    unique,
+    wait_for,
+)
+
+from sharedvector import PoolHandle, PoolSpawnError, _core, ensure_pool
+from sharedvector._job import Job, open_parcel, pack_loader
+from sharedvector._verdict import Verdict, status_words
+from sharedvector._worker import shorten
+
+
+@pytest.fixture
+def handles() -> Iterator[list[PoolHandle]]:
+    made: list[PoolHandle] = []
+    yield made
+    for handle in made:
+        handle.close()
+
+
+def supervisor_of_this_process() -> int:
+    found = [
+        pid
+        for pid in children(os.getpid())
+        if b"sharedvector._supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+# ---- the verdict -------------------------------------------------------------------------------
+
+
+def test_hopeless_when_every_source_has_failed() -> None:
+    verdict = Verdict(3, 4, 1)
+    assert verdict.fatal(0, 0.0) is None
+    for source in (2, 0, 2):
+        verdict.failed(0, source, f"OSError: {source}", False, 1.0)
+    assert verdict.fatal(0, 1.0) is None
+    verdict.failed(0, 1, "OSError: 1", False, 1.0)
+    reason = verdict.fatal(0, 1.0)
+    assert reason == "no chunk from any of 3 sources (source 2: OSError: 2); 0/4 slots filled"
+    assert verdict.fatal(1, 1.0) is None
+
+
+def test_hopeless_when_every_source_is_empty() -> None:
+    verdict = Verdict(2, 4, 1)
+    for source in range(2):
+        verdict.failed(0, source, "", True, 1.0)
+    reason = verdict.fatal(0, 1.0)
+    assert reason is not None and "every source returned an empty list" in reason
+
+
+def test_of_many_sources_some_seconds_of_failures_are_enough() -> None:
+    verdict = Verdict(1000, 4, 2)
+    for source in range(20):
+        verdict.failed(0, source, "OSError: x", False, 0.1)
+    assert verdict.fatal(0, 0.1) is None  # too early
+    verdict.failed(0, 20, "OSError: x", False, 6.0)
+    assert verdict.fatal(0, 6.0) is None  # the other worker may be loading a good one
+    verdict.failed(1, 21, "OSError: x", False, 6.1)
+    reason = verdict.fatal(0, 6.1)
+    assert reason is not None and "22 of 1000 sources" in reason and "source 0" in reason
+
+
+def test_three_crashes_in_a_row_are_hopeless() -> None:
+    verdict = Verdict(8, 4, 2)
+    verdict.crashed(0, "exit status 7", 0)
+    verdict.crashed(0, "exit status 7", 0)
+    verdict.stored(0)
+    verdict.crashed(0, "exit status 7", 1)
+    verdict.crashed(0, "exit status 7", 2)  # somebody is getting on
+    verdict.crashed(1, "exit status 7", 2)
+    verdict.crashed(0, "exit status 7", 2)
+    assert verdict.fatal(2, 0.0) is None
+    verdict.crashed(0, "exit status 7", 2)
+    reason = verdict.fatal(2, 0.0)
+    assert reason is not None and "exit status 7" in reason and "2/4" in reason
+
+
+def test_statuses_in_words() -> None:
+    assert status_words(3) == "exit status 3"
+    assert status_words(-signal.SIGKILL) == "killed by SIGKILL"
+    assert status_words(-77) == "killed by signal 77"
+
+
+def test_long_errors_fit_into_one_write_to_a_pipe() -> None:
+    text = shorten("ü\n" * 5000)
+    assert len(text) < 2000
+    assert shorten("short") == "short"
+
+
+# ---- what is sent ------------------------------------------------------------------------------
+
+
+def test_a_job_survives_the_way(tmp_path: Path) -> None:
+    job = Job("n", "d", "l", "g", 4, 8, 2, 0.1, 5.0, 20, 1, pack_loader(Constant(5)))
+    with open_parcel(job) as file:
+        received = pickle.load(io.BytesIO(os.pread(file.fileno(), 1 << 20, 0)))
+    assert received.job == job
+    assert all(Path(entry).is_absolute() for entry in received.sys_path)
+    assert len(pickle.loads(received.job.loader)) == 5
+
+
+MAIN = """
+    import sys
+    import numpy as np
+    from sharedvector import Chunk, PoolSpawnError, ProducerSpec, ensure_pool, no_meta
+    if "without" in sys.argv:
+        sys.modules["cloudpickle"] = None
+
+    class Mine:
+        def __len__(self):
+            return 4
+        def __call__(self, index):
+            return [Chunk(np.full(3, index + VALUE, np.float32), no_meta())]
+
+    VALUE = 40
+    print("starting")
+    try:
+        with ensure_pool(
+            sys.argv[1], 2, producer=ProducerSpec(Mine(), 4096, num_producers=1), ready_timeout=30
+        ) as handle:
+            print("value", handle.attach().get(0)[0] >= 40)
+    except PoolSpawnError as error:
+        print("error", error)
+"""
+
+
+def test_a_loader_of_an_unguarded_main_program_goes_by_cloudpickle() -> None:
+    status, out, err = run(MAIN, unique("main"))
+    assert (status, out.split("\n")[:2]) == (0, ["starting", "value True"]), err
+
+
+def test_without_cloudpickle_the_error_comes_at_once_and_says_what_to_do() -> None:
+    status, out, err = run(MAIN, unique("main"), "without", seconds=20)
+    assert status == 0, err
+    assert "error the loader cannot be sent" in out
+    assert "Mine is defined in the main program" in out
+    assert "move the loader to a module" in out
+
+
+def test_a_loader_of_the_main_program_in_a_spawned_child(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, sys
+            import numpy as np
+            from sharedvector import Chunk, ProducerSpec, ensure_pool, no_meta
+
+            class Mine:
+                def __len__(self):
+                    return 4
+                def __call__(self, index):
+                    return [Chunk(np.full(3, index, np.float32), no_meta())]
+
+            def rank(name):
+                producer = ProducerSpec(Mine(), 4096, num_producers=1)
+                with ensure_pool(name, 2, producer=producer, ready_timeout=30) as handle:
+                    print(handle.is_owner, len(handle.attach()), flush=True)
+
+            if __name__ == "__main__":
+                child = multiprocessing.get_context("spawn").Process(target=rank, args=sys.argv[1:])
+                child.start()
+                child.join()
+                sys.exit(child.exitcode)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), unique("spawn")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True 2\n"), done.stderr
+
+
+def test_what_does_not_pickle_at_all_is_refused() -> None:
+    with pytest.raises(PoolSpawnError, match="move the loader to a module"):
+        pack_loader(sys.stderr)
+
+
+# ---- hopeless starts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (Unloadable(), "cannot be made in the producer process.*left_at_home.*move the loader"),
+        (Dies(), "3 times in a row.*exit status 7"),
+    ],
+)
+def test_hopeless_workers_end_the_start_in_seconds(loader: Any, words: str) -> None:
+    with pytest.raises(PoolSpawnError, match=words):
+        ensure_pool(unique("dies"), 4, producer=spec(loader), ready_timeout=50)
+    assert children(os.getpid()) == []
+
+
+def test_a_crash_now_and_then_is_survived(handles: list[PoolHandle]) -> None:
+    producer = spec(DiesOnce(), num_producers=2)
+    handle = ensure_pool(unique("once"), 4, producer=producer, ready_timeout=50)
+    handles.append(handle)
+    vector = handle.attach()
+    assert refreshes(vector)
+    wait_for(lambda: vector.counter_add(_core.COUNTER_RESTARTS, 0) > 0, 30)
+    assert refreshes(vector, 20)
+
+
+# ---- living together ---------------------------------------------------------------------------
+
+
+def test_the_supervisor_has_a_session_of_its_own(handles: list[PoolHandle]) -> None:
+    handles.append(ensure_pool(unique("sid"), 4, producer=spec(), ready_timeout=50))
+    supervisor = supervisor_of_this_process()
+    (worker,) = wait_for(lambda: children(supervisor))
+    assert os.getsid(supervisor) == os.getsid(worker) == supervisor != os.getsid(0)
+
+
+def test_ends_quietly_and_leaves_no_process(capfd: pytest.CaptureFixture[str]) -> None:
+    handle = ensure_pool(unique("quiet"), 4, producer=spec(Noisy()), ready_timeout=50)
+    supervisor = supervisor_of_this_process()
+    workers = wait_for(lambda: children(supervisor))
+    os.kill(supervisor, signal.SIGINT)  # ignored
+    assert refreshes(handle.attach())
+    handle.close()
+    assert not any(alive(pid) for pid in [supervisor, *workers])
+    out, err = capfd.readouterr()
+    assert out == ""  # a loader's prints go to standard error
+    assert set(err.splitlines()) <= {"loader speaking"}
+
+
+def test_the_loader_knows_its_worker(handles: list[PoolHandle]) -> None:
+    producer = spec(Noisy(), num_producers=2)
+    handles.append(ensure_pool(unique("ids"), 8, producer=producer, ready_timeout=50))
+    vector = handles[0].attach()
+    wait_for(lambda: {vector.get(slot).flat[0] for slot in range(8)} == {0, 1}, 30)
+
+
+def test_a_worker_that_does_not_listen_is_killed_in_time() -> None:
+    producer = spec(Stubborn(), producer_join_timeout=0.5)
+    handle = ensure_pool(unique("deaf"), 4, producer=producer, ready_timeout=50)
+    workers = wait_for(lambda: children(supervisor_of_this_process()))
+    handle.close()
+    assert not any(alive(pid) for pid in workers)
+
+
+def test_the_package_may_come_from_a_path_added_by_hand(tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from added_by_hand import Late
+        from sharedvector import ProducerSpec, ensure_pool
+        producer = ProducerSpec(Late(), 4096)
+        with ensure_pool(sys.argv[1], 2, producer=producer, ready_timeout=30) as handle:
+            print(len(handle.attach()))
+    """
+    (tmp_path / "added_by_hand.py").write_text(
+        "from pool_support import Constant\n\n\nclass Late(Constant):\n    pass\n"
+    )
+    status, out, err = run(code, unique("path"))
+    assert (status, out) == (0, "2\n"), err
+
+
+def test_a_file_beside_the_working_directory_shadows_nothing(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise RuntimeError('shadowed')")
+    code = """
+        import sys
+        from pool_support import spec
+        from sharedvector import ensure_pool
+        with ensure_pool(sys.argv[1], 2, producer=spec(), ready_timeout=30) as handle:
+            print(len(handle.attach()))
+    """
+    script = tmp_path / "elsewhere.py"
+    script.write_text("\n".join(line[8:] for line in code.splitlines()))
+    here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-P", str(script), unique("cwd")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": here},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
