@@ -56,10 +56,12 @@ class Reign:
         plan: what to make.
 
     Attributes:
+        ready: whether the pool has been filled.
         failure: why the producer was given up; None while it is not.
     """
 
     def __init__(self, paths: PoolPaths, lock: OwnerLock, plan: Plan) -> None:
+        self.ready = False
         self.failure: str | None = None
         self._paths = paths
         self._lock = lock
@@ -120,6 +122,7 @@ class Reign:
             self._job = self._make_job(loader)
             self._bootstrap(deadline, should_stop)
             self._lock.write_ready()
+            self.ready = True
             self._watcher = threading.Thread(
                 target=self._watch, name="sharedvector-supervisor-watch", daemon=True
             )

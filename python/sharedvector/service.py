@@ -115,8 +115,8 @@ class ProducerService:
 
     @property
     def started(self) -> bool:
-        """Whether the pool is this object's now."""
-        return self._reign is not None and self._reign.held
+        """Whether the pool is filled and this object's."""
+        return self._reign is not None and self._reign.ready and self._reign.held
 
     def start(self) -> None:
         """Make the pool and return when every slot is filled. Does nothing when started.

@@ -219,10 +219,9 @@ sv_refresh_next(sv_segment *segment, uint32_t *slot, int *unread)
     }
     svi_word *cursor = &svi_header_at(rw)->h_counters[SV_COUNTER_CURSOR];
     uint32_t limit = size < STATS_LOOKED_AT ? size : STATS_LOOKED_AT;
-    uint32_t index = 0;
     for (uint32_t looked = 0; looked < limit; looked++) {
         sv_slot_stats one;
-        index = (uint32_t)(svi_add_relaxed(cursor, 1) % size);
+        uint32_t index = (uint32_t)(svi_add_relaxed(cursor, 1) % size);
         /* A slot that changes while we look at it is somebody else's already. */
         status = stats_slot(m, index, false, &one);
         if (status == SV_EFORMAT) {
@@ -234,7 +233,8 @@ sv_refresh_next(sv_segment *segment, uint32_t *slot, int *unread)
             return 0;
         }
     }
-    *slot = index;
+    /* One more: a full turn would end where it began, and the same slot would come again. */
+    *slot = (uint32_t)(svi_add_relaxed(cursor, 1) % size);
     *unread = 1;
     return 0;
 }

@@ -138,10 +138,7 @@ def test_a_full_file_system_is_an_oserror_with_enospc(name: str) -> None:
     "options",
     [
         {"slot_count": 0},
-        {"slot_count": -1},
         {"chunk_size": 0},
-        {"chunk_size": -1},
-        {"chunk_size": 1 << 64},
         {"chunk_size": 1 << 20, "max_memory_size": 1 << 19},
         {"spare_buffers": 0},
         {"spare_buffers": 1 << 32},
@@ -154,6 +151,17 @@ def test_a_full_file_system_is_an_oserror_with_enospc(name: str) -> None:
 )
 def test_bad_options_are_value_errors(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
+        _core.Segment(name, **options)
+    assert not shm(name).exists()
+
+
+@pytest.mark.parametrize(
+    "options", [{"slot_count": -1}, {"chunk_size": -1}, {"chunk_size": 1 << 64}], ids=str
+)
+def test_numbers_that_no_unsigned_type_holds_are_type_errors(
+    name: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError, match="from 0 to"):
         _core.Segment(name, **options)
     assert not shm(name).exists()
 

@@ -117,7 +117,7 @@ def test_a_supervisor_killed_while_filling_is_replaced() -> None:
             print(len(handle.attach()))
     """
     process = start(code, name)
-    wait_for(lambda: files(name) and SharedVector(name, create=False).size() >= 1, 30)
+    wait_for(lambda: name in files(name) and SharedVector(name, create=False).size() >= 1, 30)
     kill(family(process.pid)[0])
     status, out, err = ended(process)
     assert (status, out) == (0, "6\n"), err
@@ -188,7 +188,7 @@ def test_an_owner_killed_while_filling_is_replaced_at_once() -> None:
     try:
         wait_for(lambda: any(children(rank.pid) for rank in ranks), 20)
         (owner,) = [rank for rank in ranks if children(rank.pid)]
-        wait_for(lambda: files(name) and SharedVector(name, create=False).size() >= 1, 20)
+        wait_for(lambda: name in files(name) and SharedVector(name, create=False).size() >= 1, 20)
         owner.kill()
         survivors = [rank for rank in ranks if rank is not owner]
         began = time.monotonic()

@@ -173,7 +173,8 @@ def test_run_ends_by_stop_and_puts_no_handler_into_other_threads() -> None:
     thread = threading.Thread(target=one.run)
     before = signal.getsignal(signal.SIGTERM)
     thread.start()
-    wait_for(lambda: one.started and len(SharedVector(one.name, create=False)) == 4)
+    wait_for(lambda: one.started)
+    assert len(SharedVector(one.name, create=False)) == 4
     assert signal.getsignal(signal.SIGTERM) is before
     one.stop()
     thread.join(30)

@@ -45,6 +45,9 @@ sv_options world_options(void);
 /* Open or end the program; NULL options: world_options(). */
 sv_segment *world_open(const char *name, const sv_options *options, int flags);
 
+/* Open and close again; the code of the opening. A failed one must have left the handle alone. */
+int world_try_open(const char *name, const sv_options *options, int flags, sv_error *err);
+
 /* A segment with `size` stamped chunks: slot i holds stamp i + 1. */
 sv_segment *world_segment(const char *name, uint32_t size);
 

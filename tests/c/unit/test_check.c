@@ -1,6 +1,4 @@
 /* sv_check finds each broken invariant, and none while others go on. */
-#include <signal.h>
-#include <string.h>
 
 #include "row.h"
 #include "world.h"

@@ -3,13 +3,11 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "steps.h"
+#include "world.h"
 
 static int
 take(svi_lockfile *lock, const char *name, sv_error *err)

@@ -1,7 +1,6 @@
 /* Names are used exactly as given, or refused with the reason. */
 #include "name.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 #include "pin.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 
 #include "error.h"

@@ -1,7 +1,5 @@
 /* Whole pools: an owner's reign from the lock to the last unlink, and those who follow it. */
-#include <signal.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "os.h"

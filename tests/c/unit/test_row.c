@@ -1,7 +1,6 @@
 /* Rows: one per living process; what the dead held comes back, whoever looks and dies meanwhile. */
 #include "row.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "steps.h"
+#include "world.h"
 
 typedef struct listing {
     sv_listed items[8];
