@@ -104,9 +104,9 @@ svi_fail_no_space(sv_error *err, const char *operation, const char *directory, c
     (void)sv_list(directory, sweep_add_orphan, &orphans, NULL);
     if (orphans.count != 0) {
         (void)snprintf(tail, sizeof tail,
-                       "; %u pool(s) of yours without an owner take %.1f MiB: %s; remove one with "
-                       "python -c \"import sharedvector; "
-                       "sharedvector.remove_shared_memory('NAME')\"",
+                       "; %u pool(s) of yours without an owner take %.1f MiB: %s; remove one with: "
+                       "sharedvector remove "
+                       "NAME",
                        orphans.count, (double)orphans.bytes / 1048576.0, orphans.text);
     }
     return svi_fail(err, SV_ESYS, ENOSPC, operation,

@@ -1,0 +1,98 @@
+"""The `sharedvector` command: the C program that the wheel puts beside the interpreter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from core_support import filled, fresh_name
+
+import sharedvector
+
+COMMAND = Path(sysconfig.get_path("scripts")) / "sharedvector"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=30)
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"sharedvector {sharedvector.__version__}, segment format 1.")
+
+
+@pytest.mark.parametrize("words", [(), ("info",), ("list", "x"), ("mend", "x"), ("remove",)])
+def test_a_wrong_call_says_how_to_call_it(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: sharedvector list")
+    assert done.stdout == ""
+
+
+def test_list_and_info_tell_what_is_there() -> None:
+    with fresh_name() as name, filled(name, count=3) as vector:
+        view = vector.get(0)
+        listed = next(line for line in run("list").stdout.splitlines() if name in line)
+        assert "owner none" in listed and "in use" in listed
+        told = run("info", name).stdout
+        assert f"{sharedvector.SharedVector(name, create=False).generation}" in told
+        assert "slots         3 of 235 filled, 2 spare buffers" in told
+        assert "dtype         float32, 4 bytes" in told
+        assert any(
+            line.split()[:5] == ["pid", str(os.getpid()), "alive", "1", "pins"]
+            for line in told.splitlines()
+        )
+        del view
+        assert run("check", name).stdout == "good\n"
+
+
+def test_recover_gives_back_what_a_killed_reader_held() -> None:
+    with fresh_name() as name, filled(name) as vector:
+        reader = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"import sharedvector as s, time; v = s.SharedVector({name!r}, create=False); "
+                "a = v.get(1); print('held', flush=True); time.sleep(60)",
+            ],
+            stdout=subprocess.PIPE,
+        )
+        assert reader.stdout is not None and reader.stdout.readline() == b"held\n"
+        reader.send_signal(signal.SIGKILL)
+        reader.wait()
+        reader.stdout.close()
+        assert [row["pins"] for row in vector.rows() if not row["live"]] == [1]
+        assert run("recover", name).stdout == "what dead processes held has been given back\n"
+        assert all(row["live"] and row["pins"] == 0 for row in vector.rows())
+        vector.replace(1, np.zeros((3, 4), np.float32))
+
+
+def test_remove_unlinks_names_and_leaves_data_to_the_attached() -> None:
+    with fresh_name() as name, filled(name) as vector:
+        assert run("remove", name, f"no_such_{name}").returncode == 0
+        with pytest.raises(FileNotFoundError):
+            sharedvector.SharedVector(name, create=False)
+        assert vector.get(2)[0, 0] == 2
+
+
+@pytest.mark.parametrize("verb", ["info", "recover", "check"])
+def test_a_missing_or_broken_segment_is_one_line_and_status_one(verb: str) -> None:
+    with fresh_name() as name:
+        missing = run(verb, name)
+        assert missing.returncode == 1
+        assert name in missing.stderr and missing.stderr.count("\n") == 1
+        file = Path(f"/dev/shm/{name}")
+        file.write_bytes(bytes(5000))
+        file.chmod(0o600)
+        started = time.monotonic()
+        broken = run(verb, name)
+        assert time.monotonic() - started < 10
+        assert broken.returncode == 1 and "never finished" in broken.stderr

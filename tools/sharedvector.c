@@ -1,0 +1,206 @@
+/*
+ * sharedvector: look at the pools of this node and mend them, without Python.
+ *
+ *     sharedvector list              every segment, its size, owner and readers
+ *     sharedvector info NAME         settings, counters, and who is attached
+ *     sharedvector recover NAME      give back what dead processes held
+ *     sharedvector check NAME        check the segment's invariants
+ *     sharedvector remove NAME...    unlink names; those attached keep their data
+ *
+ * Exit status: 0 done, 1 it failed, 2 wrong call.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sharedvector/sharedvector.h"
+
+static int
+command_fail(const sv_error *err)
+{
+    (void)fprintf(stderr, "sharedvector: %s: %s\n", err->operation, err->message);
+    return 1;
+}
+
+static double
+mebibytes(uint64_t bytes)
+{
+    return (double)bytes / 1048576.0;
+}
+
+static const char *
+owner_word(uint32_t owned, uint32_t live)
+{
+    return !owned ? "none" : live ? "alive" : "dead: an orphan";
+}
+
+static int
+print_item(const sv_listed *item, void *context)
+{
+    (void)context;
+    printf("%-32s %10.1f MiB  uid %-6u  owner %-16s %s\n", item->name, mebibytes(item->bytes),
+           item->uid, owner_word(item->owned, item->owner_live),
+           item->attached ? "in use" : "nobody attached");
+    return 0;
+}
+
+static int
+command_list(void)
+{
+    sv_error err;
+    return sv_list(NULL, print_item, NULL, &err) == 0 ? 0 : command_fail(&err);
+}
+
+/* Attach; on failure NULL, with what to exit with. */
+static sv_segment *
+attach(const char *name, int *status)
+{
+    sv_options options;
+    sv_error err;
+    sv_segment *segment = NULL;
+    sv_options_init(&options);
+    if (sv_segment_open(name, &options, SV_OPEN_ATTACH, &segment, &err) != 0) {
+        *status = command_fail(&err);
+    }
+    return segment;
+}
+
+static void
+print_facts(const sv_segment *segment)
+{
+    static const char *const reasons[] = {"", "its owner closed it", "its owner died",
+                                          "its producer was given up"};
+    sv_info info;
+    sv_stats stats;
+    if (sv_segment_info(segment, &info) != 0) {
+        return;
+    }
+    sv_stats_get(segment, &stats);
+    int retired = sv_retired_get(segment);
+    printf("name          %s/%s\n", info.directory, info.name);
+    printf("generation    %s\n", info.generation);
+    printf("dtype         %s, %u bytes\n", info.dtype, info.itemsize);
+    printf("slots         %u of %u filled, %u spare buffers\n", sv_size(segment), info.slot_count,
+           info.buffer_count - info.slot_count);
+    printf("chunk size    %" PRIu64 " bytes\n", info.chunk_size);
+    printf("memory        %.1f MiB, and %.1f KiB for each attached process\n",
+           mebibytes(info.segment_bytes), (double)info.row_bytes / 1024.0);
+    printf("owner         %s\n", owner_word(info.owned, (uint32_t)sv_owner_live(segment)));
+    if (retired > 0 && retired < 4) {
+        printf("refreshed     no: %s\n", reasons[retired]);
+    }
+    printf("replaced      %" PRIu64 " chunks, %.2f reads each, at most %" PRIu64 "\n",
+           stats.replace_events,
+           stats.replace_events == 0
+               ? 0.0
+               : (double)stats.reads_at_replace_total / (double)stats.replace_events,
+           stats.reads_at_replace_max);
+    printf("blocked       %" PRIu64 " replaces\n", stats.blocked_replaces);
+}
+
+static int
+print_rows(const sv_segment *segment)
+{
+    uint32_t count = sv_rows(segment, NULL, 0);
+    sv_row_info *rows = calloc(count == 0 ? 1 : count, sizeof *rows);
+    if (rows == NULL) {
+        (void)fprintf(stderr, "sharedvector: no memory\n");
+        return 1;
+    }
+    uint32_t found = sv_rows(segment, rows, count);
+    printf("attached\n");
+    for (uint32_t i = 0; i < found && i < count; i++) {
+        printf("  pid %-8d %-6s %8" PRIu64 " pins %4" PRIu64 " claims%s  %s\n", (int)rows[i].pid,
+               rows[i].live ? "alive" : "dead", rows[i].pins, rows[i].claims,
+               rows[i].owner ? "  owner" : "", rows[i].command);
+    }
+    free(rows);
+    return 0;
+}
+
+static int
+command_info(sv_segment *segment)
+{
+    print_facts(segment);
+    return print_rows(segment);
+}
+
+static int
+command_recover(sv_segment *segment)
+{
+    sv_error err;
+    /* Attaching alone may have cleaned a dead row to take it, so a count would mislead. */
+    if (sv_recover(segment, NULL, &err) != 0) {
+        return command_fail(&err);
+    }
+    printf("what dead processes held has been given back\n");
+    return 0;
+}
+
+static int
+command_check(sv_segment *segment)
+{
+    sv_error err;
+    if (sv_check(segment, &err) != 0) {
+        return command_fail(&err);
+    }
+    printf("good\n");
+    return 0;
+}
+
+static int
+command_remove(int count, char **names)
+{
+    int status = 0;
+    for (int i = 0; i < count; i++) {
+        sv_error err;
+        if (sv_segment_remove(names[i], NULL, &err) != 0) {
+            status = command_fail(&err);
+        }
+    }
+    return status;
+}
+
+static int
+usage(void)
+{
+    (void)fprintf(stderr, "usage: sharedvector list\n"
+                          "       sharedvector info|recover|check NAME\n"
+                          "       sharedvector remove NAME...\n"
+                          "       sharedvector --version\n");
+    return 2;
+}
+
+int
+main(int argc, char **argv)
+{
+    static const struct {
+        const char *word;
+        int (*run)(sv_segment *segment);
+    } verbs[] = {{"info", command_info}, {"recover", command_recover}, {"check", command_check}};
+    if (argc == 2 && strcmp(argv[1], "--version") == 0) {
+        printf("sharedvector %s, segment format %d.%d\n", sv_version(), SV_FORMAT_MAJOR,
+               SV_FORMAT_MINOR);
+        return 0;
+    }
+    if (argc == 2 && strcmp(argv[1], "list") == 0) {
+        return command_list();
+    }
+    if (argc >= 3 && strcmp(argv[1], "remove") == 0) {
+        return command_remove(argc - 2, argv + 2);
+    }
+    for (size_t i = 0; argc == 3 && i < sizeof verbs / sizeof verbs[0]; i++) {
+        if (strcmp(argv[1], verbs[i].word) == 0) {
+            int status = 0;
+            sv_segment *segment = attach(argv[2], &status);
+            if (segment != NULL) {
+                status = verbs[i].run(segment);
+                (void)sv_segment_close(segment, NULL);
+            }
+            return status;
+        }
+    }
+    return usage();
+}
