@@ -299,7 +299,7 @@ enum sv_open_flags {
     SV_OPEN_ATTACH = 0,    /* the segment must exist */
     SV_OPEN_CREATE = 1,    /* attach when it exists, else make it */
     SV_OPEN_EXCLUSIVE = 2, /* make it; SV_EEXIST when the name is taken */
-    SV_OPEN_REPLACE = 3    /* make it; a segment or broken file of that name is unlinked first */
+    SV_OPEN_REPLACE = 3 /* make it; what has the name is unlinked first, and stays so on failure */
 };
 
 /*
@@ -344,7 +344,8 @@ SV_API int sv_segment_info(const sv_segment *segment, sv_info *out);
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Slots filled so far. Grows only. Any index below it can be pinned. 0 on a damaged segment. */
+/* Slots filled so far. Grows only. Any index below it can be pinned. Never more than
+ * there are slots. 0 on a closed handle. */
 SV_API uint32_t sv_size(const sv_segment *segment);
 
 /*

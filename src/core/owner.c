@@ -292,6 +292,9 @@ sv_ready_read(const char *name, const char *lock_dir, char generation[SV_GENERAT
         return svi_fail(err, SV_ENOENT, ENOENT, "read marker", "pool '%s' is not marked ready",
                         name);
     }
+    if (status == -EINVAL || status == -ELOOP) {
+        return svi_fail(err, SV_EFORMAT, 0, "read marker", "%s is not a regular file", path);
+    }
     if (status != 0) {
         return svi_fail(err, SV_ESYS, -status, "read marker", "cannot read %s", path);
     }

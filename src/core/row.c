@@ -153,11 +153,9 @@ svi_row_take(svi_mapping *m, bool inherit, bool owner, svi_hold *out, sv_error *
     svi_hold hold = {.row = SVI_NO_ROW};
     unsigned char *rw = NULL;
     int status = 0;
-    int probe = svi_probe(m);
-    int fd = probe < 0 ? probe : svi_os_reopen(probe, O_RDWR);
+    int fd = svi_fresh(m);
     if (fd < 0) {
-        return svi_fail(err, SV_ESYS, probe < 0 ? EBADF : -fd, "attach", "cannot open '%s' again",
-                        m->name);
+        return svi_fail(err, SV_ESYS, -fd, "attach", "cannot open '%s' again", m->name);
     }
     if ((status = svi_os_map_anchor(fd, inherit, &hold.anchor)) != 0) {
         status =
@@ -311,7 +309,7 @@ static int
 row_recover(svi_mapping *m, unsigned char *rw, uint32_t row)
 {
     int cleaned = 0;
-    int fd = svi_os_reopen(svi_probe(m), O_RDWR);
+    int fd = svi_fresh(m);
     if (fd < 0) {
         return fd;
     }

@@ -72,6 +72,27 @@ svi_probe(svi_mapping *m)
     return fd;
 }
 
+int
+svi_fresh(svi_mapping *m)
+{
+    int probe = svi_probe(m);
+    int fd = probe < 0 ? probe : svi_os_reopen(probe, O_RDWR);
+    if (fd >= 0 || probe < 0) {
+        return fd;
+    }
+    /* No /proc, or one that is closed to us (after setuid): the name does, if it still is the file. */
+    char path[SVI_PATH_BYTES];
+    struct stat st;
+    svi_path(path, m->directory, "", m->name, "");
+    int named = svi_os_open(path, O_RDWR, 0);
+    if (named >= 0 && svi_os_fstat(named, &st) == 0 &&
+        segment_same_file(&st, m->device, m->inode)) {
+        return named;
+    }
+    svi_os_close(named);
+    return fd;
+}
+
 static int
 segment_map_writable(svi_mapping *m, unsigned char **rw, sv_error *err)
 {
@@ -209,6 +230,12 @@ segment_check_wishes(const svm_header *header, const struct stat *st, const char
                         "dtype mismatch: segment '%s' holds %s, requested was %s", name,
                         header->h_dtype, options->dtype);
     }
+    if (options->dtype == NULL && options->itemsize != 0 &&
+        options->itemsize != header->h_itemsize) {
+        return svi_fail(err, SV_EMISMATCH, 0, "attach",
+                        "segment '%s' holds %s with %u bytes each, requested were %u", name,
+                        header->h_dtype, header->h_itemsize, options->itemsize);
+    }
     if (options->expect_slots != 0 && options->expect_slots != header->h_slot_count) {
         return svi_fail(err, SV_EMISMATCH, 0, "attach",
                         "segment '%s' has %u slots, requested were %u; leave slot_count out to "
@@ -335,6 +362,14 @@ segment_attach_fd(int fd, const char *path, const char *directory, const char *n
     svi_mapping *m = segment_find(st.st_dev, st.st_ino);
     if (m != NULL) {
         svi_os_close(fd);
+        /* In a forked child the mapping is there, but its row is the parent's. */
+        svi_hold own;
+        if (svi_cells(m) == NULL) {
+            if ((status = svi_row_take(m, false, false, &own, err)) != 0) {
+                return status;
+            }
+            svi_row_install(m, &own);
+        }
         return segment_handle(m, out, err);
     }
     if ((m = svi_mapping_obtain()) == NULL) {
@@ -424,7 +459,7 @@ segment_write_header(svm_header *h, const svi_geometry *g, const sv_options *opt
 static int
 segment_test_locks(svi_mapping *m, sv_error *err)
 {
-    int fd = svi_os_reopen(m->probe, O_RDWR);
+    int fd = svi_fresh(m);
     int status = fd < 0 ? fd : svi_os_lock_try(fd, SVI_LOCK_ROW + m->hold.row, true);
     svi_os_close(fd);
     if (status != -EAGAIN) {
@@ -665,8 +700,13 @@ sv_segment_open(const char *name, const sv_options *options, int flags, sv_segme
     uint64_t started = svi_os_monotonic_ns();
     uint64_t patience = segment_patience(options, flags);
     for (;;) {
-        status = segment_open_once(name, directory, options, flags, out, err);
+        sv_error attempt; /* a success after a retry leaves the caller's untouched */
+        memset(&attempt, 0, sizeof attempt);
+        status = segment_open_once(name, directory, options, flags, out, &attempt);
         if (status != SV_EBUSY) {
+            if (status != 0 && err != NULL) {
+                *err = attempt;
+            }
             return status;
         }
         if (svi_os_monotonic_ns() - started >= patience) {
@@ -718,17 +758,29 @@ sv_segment_remove(const char *name, const char *directory, sv_error *err)
 {
     char where[SVI_DIRECTORY_BYTES];
     char path[SVI_PATH_BYTES];
+    svi_lockfile creating = SVI_LOCKFILE_INIT;
     int status;
     if ((status = sv_name_check(name, err)) != 0 ||
-        (status = svi_shm_directory(directory, where, err)) != 0) {
+        (status = svi_shm_directory(directory, where, err)) != 0 ||
+        (status = svi_process_lock(err)) != 0) {
         return status;
     }
     svi_path(path, where, "", name, "");
     status = svi_os_unlink(path);
     if (status != 0 && status != -ENOENT) {
-        return svi_fail(err, SV_ESYS, -status, "remove segment", "cannot unlink %s", path);
+        status = svi_fail(err, SV_ESYS, -status, "remove segment", "cannot unlink %s", path);
+    } else {
+        status = 0;
+        /* A creator that was killed leaves its lock file, which belongs to the same name. */
+        svi_path(path, where, ".", name, ".create");
+        struct stat st;
+        if (svi_os_stat(path, &st) == 0 &&
+            svi_lockfile_take(&creating, where, ".", name, ".create", NULL) == 0) {
+            svi_lockfile_drop(&creating, true);
+        }
     }
-    return 0;
+    svi_process_unlock();
+    return status;
 }
 
 static bool

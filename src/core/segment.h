@@ -156,6 +156,9 @@ void svi_writable_return(svi_mapping *m, unsigned char *rw);
  * opened again by name when it is not. -1: neither works. Process lock held. */
 int svi_probe(svi_mapping *m);
 
+/* A fresh open file description of the segment, for locks; -errno. Process lock held. */
+int svi_fresh(svi_mapping *m);
+
 /* Unmap when the last handle and the last view are gone. Takes the process lock. */
 void svi_mapping_settle(svi_mapping *m);
 

@@ -71,7 +71,7 @@ sv_list(const char *directory, int (*each)(const sv_listed *item, void *context)
 /* ---- a full file system -------------------------------------------------------------------- */
 
 typedef struct sweep_orphans {
-    char text[420];
+    char text[300];
     size_t used;
     uint32_t count;
     uint64_t bytes;
@@ -99,14 +99,13 @@ svi_fail_no_space(sv_error *err, const char *operation, const char *directory, c
                   uint64_t wanted, uint64_t available, const char *limit)
 {
     sweep_orphans orphans;
-    char tail[700] = "";
+    char tail[420] = "";
     memset(&orphans, 0, sizeof orphans);
     (void)sv_list(directory, sweep_add_orphan, &orphans, NULL);
     if (orphans.count != 0) {
         (void)snprintf(tail, sizeof tail,
                        "; %u pool(s) of yours without an owner take %.1f MiB: %s; remove one with: "
-                       "sharedvector remove "
-                       "NAME",
+                       "sharedvector remove NAME",
                        orphans.count, (double)orphans.bytes / 1048576.0, orphans.text);
     }
     return svi_fail(err, SV_ESYS, ENOSPC, operation,

@@ -27,7 +27,7 @@ static char world_dir[64];
 static pid_t world_root;
 static unsigned world_counter;
 
-#if defined(__SANITIZE_THREAD__)
+#if WORLD_THREAD_SANITIZER
 /* A child makes the fork gate anew, as it must: the thread that locked it for the fork has another
  * number there. ThreadSanitizer goes on believing that it is locked. */
 const char *__tsan_default_suppressions(void);
@@ -41,7 +41,7 @@ __tsan_default_suppressions(void)
 
 /* ---- directory ----------------------------------------------------------------------------- */
 
-/* Remove what is in the directory; returns how much it was. */
+/* Remove what is in the directory; returns how much it was. NOLINTBEGIN(bugprone-signal-handler) */
 static unsigned
 world_sweep(bool report)
 {
@@ -77,6 +77,8 @@ world_clean(void)
     }
 }
 
+/* Not all of this may be done in a signal handler; the program is lost anyway, and the files are
+ * worth the attempt. */
 static void
 world_too_long(int signal_number)
 {
@@ -87,6 +89,7 @@ world_too_long(int signal_number)
     world_clean();
     _exit(1);
 }
+/* NOLINTEND(bugprone-signal-handler) */
 
 void
 world_begin(unsigned limit_s)
@@ -198,6 +201,17 @@ world_options(void)
     options.dtype = "uint64";
     options.itemsize = 8;
     return options;
+}
+
+void *
+world_memory(size_t bytes)
+{
+    void *memory = malloc(bytes);
+    if (memory == NULL) {
+        printf("Bail out! no memory\n");
+        exit(1);
+    }
+    return memory;
 }
 
 sv_segment *
@@ -494,11 +508,10 @@ world_sleep_ms(unsigned milliseconds)
 static void
 world_leave(int code)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    _exit(code);
-#else
+    if (WORLD_SANITIZED) {
+        _exit(code);
+    }
     exit(code);
-#endif
 }
 
 pid_t

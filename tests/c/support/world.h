@@ -13,6 +13,24 @@
 #include "segment.h"
 #include "tap.h"
 
+/* Some things cannot be done under sanitizers; tests say so and skip them. */
+#if defined(__has_feature)
+#define WORLD_HAS_FEATURE(feature) __has_feature(feature)
+#else
+#define WORLD_HAS_FEATURE(feature) 0
+#endif
+#if defined(__SANITIZE_THREAD__) || WORLD_HAS_FEATURE(thread_sanitizer)
+#define WORLD_THREAD_SANITIZER 1
+#else
+#define WORLD_THREAD_SANITIZER 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || WORLD_HAS_FEATURE(address_sanitizer)
+#define WORLD_ADDRESS_SANITIZER 1
+#else
+#define WORLD_ADDRESS_SANITIZER 0
+#endif
+#define WORLD_SANITIZED (WORLD_THREAD_SANITIZER || WORLD_ADDRESS_SANITIZER)
+
 /* Make the directory, point SHAREDVECTOR_SHM_DIR and SHAREDVECTOR_LOCK_DIR to it, and end the whole
  * program after `limit_s` seconds. */
 void world_begin(unsigned limit_s);
@@ -41,6 +59,9 @@ void world_junk(const char *name, int value, size_t bytes);
 
 /* 4 slots, 2 spares, chunks of 1024 bytes, uint64, 16 rows, 2 arrays, 8 samples. */
 sv_options world_options(void);
+
+/* Memory, or the end of the program. */
+void *world_memory(size_t bytes);
 
 /* Open or end the program; NULL options: world_options(). */
 sv_segment *world_open(const char *name, const sv_options *options, int flags);

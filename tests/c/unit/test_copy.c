@@ -10,9 +10,8 @@
 static void
 copy_and_compare(size_t bytes, size_t to_offset, size_t from_offset, uint32_t threads)
 {
-    unsigned char *from = malloc(bytes + from_offset + 64);
-    unsigned char *to = malloc(bytes + to_offset + 64);
-    REQUIRE(from != NULL && to != NULL);
+    unsigned char *from = world_memory(bytes + from_offset + 64);
+    unsigned char *to = world_memory(bytes + to_offset + 64);
     for (size_t i = 0; i < bytes + from_offset; i++) {
         from[i] = (unsigned char)(i * 31 + i / 251);
     }
@@ -123,10 +122,9 @@ gather_of_large_chunks_uses_threads(void)
     options.spare_buffers = 1;
     sv_segment *segment = world_open(world_name("large"), &options, SV_OPEN_CREATE);
     uint64_t words = 17 * MIB / 8;
-    uint64_t *data = malloc(17 * MIB);
-    uint64_t *out = malloc(17 * MIB);
+    uint64_t *data = world_memory(17 * MIB);
+    uint64_t *out = world_memory(17 * MIB);
     const uint32_t slot = 0;
-    REQUIRE(data != NULL && out != NULL);
     for (uint64_t i = 0; i < words; i++) {
         data[i] = i * 7;
     }

@@ -22,6 +22,8 @@ static uint64_t calls_fail_at; /* 0: none */
 static bool calls_counted;     /* only while a scenario runs */
 static const char *calls_failed;
 
+#if !WORLD_SANITIZED
+
 static bool
 call_fails(const char *name)
 {
@@ -32,8 +34,6 @@ call_fails(const char *name)
     return true;
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-
 static void *
 call_real(const char *name)
 {
@@ -43,6 +43,9 @@ call_real(const char *name)
     }
     return found;
 }
+
+/* The names that libc gives its parameters are reserved ones.
+ * NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */
 
 /* The cast from an object to a function pointer, in the way that POSIX intends. */
 #define REAL(name, type)                                                                           \
@@ -200,6 +203,7 @@ rename(const char *from, const char *to)
     return real(from, to);
 }
 
+/* NOLINTEND(readability-inconsistent-declaration-parameter-name) */
 #endif
 
 /* ---- leaks --------------------------------------------------------------------------------- */
@@ -339,12 +343,10 @@ fail_each_call(scenario run, const char *what, const char *name)
 static bool
 cannot_replace_libc(void)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    tap_skip("sanitizers replace the functions of libc themselves");
-    return true;
-#else
-    return false;
-#endif
+    if (WORLD_SANITIZED) {
+        tap_skip("sanitizers replace the functions of libc themselves");
+    }
+    return WORLD_SANITIZED;
 }
 
 static void

@@ -18,7 +18,7 @@ scratch(void)
 {
     int fd = svi_os_tmpfile(world_directory(), 0600);
     (void)CHECK(fd >= 0);
-    (void)EQ(svi_os_truncate(fd, 2 * SVI_PAGE), 0);
+    (void)EQ(svi_os_truncate(fd, UINT64_C(2) * SVI_PAGE), 0);
     return fd;
 }
 
