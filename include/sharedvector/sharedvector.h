@@ -313,7 +313,7 @@ enum sv_open_flags {
  *           · SV_EMISMATCH another dtype, generation, inode or number of slots than asked for ·
  *           SV_EFORMAT a file of that name is no segment of this format or not safe to use ·
  *           SV_EROWS max_rows processes are attached · SV_ETIMEDOUT another process holds the name
- *           for longer than timeout_ns · SV_EUNSUPPORTED not a tmpfs, or no working kernel locks ·
+ *           for longer than timeout_ns · SV_EBUSY (REPLACE) the segment's recorded owner lives · SV_EUNSUPPORTED not a tmpfs, or no working kernel locks ·
  *           SV_ESYS, SV_ENOMEM.
  * Cost      Attach: tens of microseconds, plus the cells of one row (8 bytes per buffer).
  * Python    SharedVector(...)
@@ -330,6 +330,13 @@ SV_API SV_MUST_CHECK int sv_segment_open(const char *name, const sv_options *opt
  *           SV_EINVAL for NULL.
  */
 SV_API int sv_segment_close(sv_segment *segment, sv_error *err);
+
+/*
+ * Take this process's row now. A forked child does it by itself at its first use; this tells why it
+ * cannot, in words that a pin has no room for. SV_EROWS, SV_ESYS (ENOSPC: no room for the row's
+ * cells), SV_ENOMEM, SV_ECLOSED. Harmless when the row is there.
+ */
+SV_API SV_MUST_CHECK int sv_segment_join(sv_segment *segment, sv_error *err);
 
 /* Unlink a segment's name (or a broken file of that name). Those attached keep their data. A missing
  * name is no error. `directory` as in sv_options. SV_EINVAL bad name · SV_ESYS. */

@@ -68,7 +68,7 @@ def decode_dtype(text: str) -> np.dtype[Any]:
     if text[:1] in ("[", "{"):
         try:
             return _build(ast.literal_eval(text))
-        except (KeyError, SyntaxError, TypeError) as error:
+        except (IndexError, KeyError, SyntaxError, TypeError) as error:
             raise ValueError(f"not a dtype: {text!r}") from error
     try:
         return np.dtype(text)

@@ -4,6 +4,9 @@
 
 #include "sharedvector/sharedvector.h"
 
+/* Internal: somebody else is at work on the file, look again. Never leaves segment.c. */
+#define SVI_ERETRY (-1000)
+
 /* Describe a failure and return its code. `err` may be NULL. */
 int svi_fail(sv_error *err, int code, int sys_errno, const char *operation, const char *format, ...)
     __attribute__((format(printf, 5, 6)));

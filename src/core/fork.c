@@ -79,6 +79,7 @@ fork_adopt(bool handlers_ran)
             (void)svi_os_pass_to_children(m->child.anchor, SVI_PAGE, false);
             svi_row_install(m, &m->child);
             svi_row_sign(m->hold.map, false); /* it still names the parent */
+            SVI_STEP("fork.adopted");
         } else {
             m->views_since = svi_load_relaxed(&svi_process_number);
             if (m->withheld && handlers_ran) {
@@ -156,6 +157,7 @@ fork_parent(void)
         if (m->child.row != SVI_NO_ROW) {
             /* The child's copy of the map keeps the lock alive. */
             svi_os_unmap(m->child.anchor, SVI_PAGE);
+            SVI_STEP("fork.released");
             svi_row_unmap(m, &m->child);
             m->child = (svi_hold){.row = SVI_NO_ROW};
         }

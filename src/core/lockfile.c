@@ -59,6 +59,7 @@ svi_lockfile_take(svi_lockfile *lock, const char *directory, const char *prefix,
             named.st_ino == held.st_ino) {
             lock->device = held.st_dev;
             lock->inode = held.st_ino;
+            SVI_STEP("lockfile.taken");
             return 0;
         }
         svi_os_unmap(lock->anchor, SVI_PAGE);
@@ -114,7 +115,9 @@ svi_lockfile_write(const svi_lockfile *lock, const char *text)
     }
     int status = svi_os_truncate(fd, 0);
     if (status == 0) {
+        SVI_STEP("lockfile.cut");
         status = svi_os_pwrite(fd, text, strlen(text), 0);
+        SVI_STEP("lockfile.written");
     }
     svi_os_close(fd);
     return status;

@@ -410,6 +410,7 @@ sv_publish(sv_reservation *reservation, uint32_t slot, sv_error *err)
         }
         if (claimed) {
             svi_store_seq(&old->b_writer, 0); /* E6 */
+            SVI_STEP("publish.dropped");
         }
     }
     SVI_STEP("publish.committed");

@@ -242,6 +242,7 @@ svi_row_drop(svi_mapping *m, svi_hold *hold)
     SVI_STEP("detach.freed");
     svi_row_unmap(m, hold);
     svi_os_unmap(hold->anchor, SVI_PAGE);
+    SVI_STEP("detach.unlocked");
     *hold = (svi_hold){.row = SVI_NO_ROW};
 }
 
@@ -296,6 +297,17 @@ svi_cells_slow(svi_mapping *m, int *status, sv_error *err)
     return cells;
 }
 
+int
+sv_segment_join(sv_segment *segment, sv_error *err)
+{
+    svi_mapping *m = svi_mapping_of(segment);
+    int status = 0;
+    if (m == NULL) {
+        return svi_fail(err, SV_ECLOSED, 0, "attach", "the handle is closed");
+    }
+    return svi_cells(m) != NULL || svi_cells_slow(m, &status, err) != NULL ? 0 : status;
+}
+
 bool
 svi_row_alive(svi_mapping *m, uint32_t row)
 {
@@ -322,6 +334,7 @@ row_recover(svi_mapping *m, unsigned char *rw, uint32_t row)
         }
         /* Explicitly: a child forked in between could keep the description open. */
         (void)svi_os_unlock(fd, SVI_LOCK_ROW + row);
+        SVI_STEP("recover.unlocked");
     }
     svi_os_close(fd);
     return status == -EAGAIN ? 0 : status != 0 ? status : cleaned;
@@ -339,6 +352,7 @@ row_count_filled(const svi_mapping *m, unsigned char *rw)
             return;
         }
         (void)svi_cas_seq(&header->h_size, size, size + 1);
+        SVI_STEP("recover.counted");
     }
 }
 

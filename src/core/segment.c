@@ -357,7 +357,7 @@ segment_attach_fd(int fd, const char *path, const char *directory, const char *n
     }
     if (svi_os_stat(path, &named) != 0 || !segment_same_file(&named, st.st_dev, st.st_ino)) {
         svi_os_close(fd);
-        return SV_EBUSY; /* renamed or replaced meanwhile: look again */
+        return SVI_ERETRY; /* renamed or replaced meanwhile */
     }
     svi_mapping *m = segment_find(st.st_dev, st.st_ino);
     if (m != NULL) {
@@ -366,7 +366,7 @@ segment_attach_fd(int fd, const char *path, const char *directory, const char *n
         svi_hold own;
         if (svi_cells(m) == NULL) {
             if ((status = svi_row_take(m, false, false, &own, err)) != 0) {
-                return status;
+                return status == SV_EBUSY ? SVI_ERETRY : status;
             }
             svi_row_install(m, &own);
         }
@@ -383,7 +383,7 @@ segment_attach_fd(int fd, const char *path, const char *directory, const char *n
     svi_hold hold;
     if ((status = svi_row_take(m, false, false, &hold, err)) != 0) {
         segment_unmap(m);
-        return status;
+        return status == SV_EBUSY ? SVI_ERETRY : status; /* being swept */
     }
     svi_row_install(m, &hold);
     if ((status = segment_handle(m, out, err)) != 0) {
@@ -538,6 +538,25 @@ fail:
     return status;
 }
 
+/* May the segment of this name be replaced? Not while the owner that it records lives: that one has
+ * another lock directory than we, or the wish is a mistake. */
+static int
+segment_check_replaceable(const char *path, const char *name, sv_error *err)
+{
+    svm_header header;
+    int fd = svi_os_open(path, O_RDONLY, 0);
+    bool owned = fd >= 0 && svi_os_pread(fd, &header, sizeof header, 0) == (int)sizeof header &&
+                 memcmp(header.h_magic, SVI_MAGIC, sizeof header.h_magic) == 0 &&
+                 header.h_owned != 0 && svi_os_lock_test(fd, SVI_LOCK_OWNER) == 1;
+    svi_os_close(fd);
+    return owned ? svi_fail(err, SV_EBUSY, 0, "create segment",
+                            "pool '%s' has a living owner (generation %.63s), perhaps one with "
+                            "another lock directory (lock_dir, SHAREDVECTOR_LOCK_DIR); end it, or "
+                            "use its directory",
+                            name, header.h_generation)
+                 : 0;
+}
+
 static int
 segment_create(const char *path, const char *directory, const char *name, const sv_options *options,
                bool replace, sv_segment **out, sv_error *err)
@@ -572,6 +591,9 @@ segment_create(const char *path, const char *directory, const char *name, const 
     if ((status = svi_geometry_plan(&filled, &g, err)) != 0) {
         return status;
     }
+    if (replace && (status = segment_check_replaceable(path, name, err)) != 0) {
+        return status;
+    }
     if (replace) {
         /* First: what it takes may be needed for the new one. */
         status = svi_os_unlink(path);
@@ -587,7 +609,7 @@ segment_create(const char *path, const char *directory, const char *name, const 
     }
     SVI_STEP("create.made");
     if ((status = svi_os_link(m->probe, path)) != 0) {
-        status = status == -EEXIST ? SV_EBUSY
+        status = status == -EEXIST ? SVI_ERETRY
                                    : svi_fail(err, SV_ESYS, -status, "create segment",
                                               "cannot give the segment its name %s", path);
         segment_unmap(m);
@@ -603,7 +625,7 @@ segment_create(const char *path, const char *directory, const char *name, const 
 
 /* ---- opening ------------------------------------------------------------------------------- */
 
-/* One try. SV_EBUSY with an empty message: look again. */
+/* One try. SVI_ERETRY: look again. */
 static int
 segment_open_once(const char *name, const char *directory, const sv_options *options, int flags,
                   sv_segment **out, sv_error *err)
@@ -624,7 +646,7 @@ segment_open_once(const char *name, const char *directory, const sv_options *opt
         status = svi_lockfile_take(&creating, directory, ".", name, ".create", err);
         if (status != 0) {
             svi_process_unlock();
-            return status;
+            return status == SV_EBUSY ? SVI_ERETRY : status;
         }
         fd = svi_os_open(path, O_RDWR, 0);
     }
@@ -703,7 +725,7 @@ sv_segment_open(const char *name, const sv_options *options, int flags, sv_segme
         sv_error attempt; /* a success after a retry leaves the caller's untouched */
         memset(&attempt, 0, sizeof attempt);
         status = segment_open_once(name, directory, options, flags, out, &attempt);
-        if (status != SV_EBUSY) {
+        if (status != SVI_ERETRY) {
             if (status != 0 && err != NULL) {
                 *err = attempt;
             }
@@ -771,6 +793,7 @@ sv_segment_remove(const char *name, const char *directory, sv_error *err)
         status = svi_fail(err, SV_ESYS, -status, "remove segment", "cannot unlink %s", path);
     } else {
         status = 0;
+        SVI_STEP("remove.unlinked");
         /* A creator that was killed leaves its lock file, which belongs to the same name. */
         svi_path(path, where, ".", name, ".create");
         struct stat st;
@@ -821,6 +844,7 @@ sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
         status = svi_fail(err, SV_ESYS, -status, "remove segment", "cannot unlink %s", path);
     } else {
         status = 0;
+        SVI_STEP("remove.unlinked");
     }
     svi_lockfile_drop(&creating, true);
     svi_process_unlock();

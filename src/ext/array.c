@@ -6,6 +6,13 @@
 
 #include <string.h>
 
+/* A masked array stored without its mask would come back with invalid values as valid. */
+static int
+array_is_masked(PyObject *value)
+{
+    return PyObject_HasAttrString(value, "mask") && PyObject_HasAttrString(value, "filled");
+}
+
 /* ---- metadata ------------------------------------------------------------------------------ */
 
 static int
@@ -36,6 +43,9 @@ ext_meta(PyObject *value, double meta[SV_MAX_META])
     if (value == NULL || value == Py_None) {
         return 0;
     }
+    if (array_is_masked(value)) {
+        return meta_refuse(value);
+    }
     PyArrayObject *found = (PyArrayObject *)PyArray_FROM_O(value);
     if (found == NULL) {
         return -1;
@@ -55,7 +65,8 @@ ext_meta(PyObject *value, double meta[SV_MAX_META])
                                          NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST);
     Py_DECREF(found);
     if (numbers == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError) ||
+            PyErr_ExceptionMatches(PyExc_OverflowError)) {
             PyErr_Clear();
             return meta_refuse(value);
         }
@@ -153,9 +164,7 @@ array_check_type(PyObject *op)
     if (!PyArray_Check(op)) {
         hint = "convert it with numpy.asarray()";
     } else {
-        /* A masked array stored without its mask would come back with invalid values as valid. */
-        int masked = PyObject_HasAttrString(op, "mask") && PyObject_HasAttrString(op, "filled");
-        if (!masked) {
+        if (!array_is_masked(op)) {
             return 0;
         }
         hint = "the mask cannot be stored: pass .filled(value)";

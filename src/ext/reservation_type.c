@@ -213,7 +213,9 @@ reservation_publish_into(ReservationObject *self, PyObject *value, uint32_t *slo
     } else {
         /* An open reservation keeps the handle open, but not in a thread that ends it meanwhile. */
         sv_segment *handle = segment->handle;
-        if (handle == NULL || segment_slot(segment, handle, value, slot) < 0) {
+        /* Finding the slot may run Python code, which may end this very reservation. */
+        if (handle == NULL || segment_slot(segment, handle, value, slot) < 0 ||
+            reservation_require_open(self) < 0) {
             return -1;
         }
         code = sv_publish(&self->buffer->reservation, *slot, &err);

@@ -48,6 +48,17 @@ read_pin_locked(SegmentObject *self, int64_t number, read_pin pin, ViewObject *v
     return code;
 }
 
+/* Take the process's row, only to learn why it cannot be had. */
+static int
+read_join(SegmentObject *self, sv_error *err)
+{
+    int code;
+    EXT_BEGIN_LOCKED((PyObject *)self)
+    code = self->handle == NULL || self->closing ? 0 : sv_segment_join(self->handle, err);
+    EXT_END_LOCKED()
+    return code;
+}
+
 static void
 read_raise(SegmentObject *self, int code, PyObject *index, uint32_t size)
 {
@@ -63,6 +74,14 @@ read_raise(SegmentObject *self, int code, PyObject *index, uint32_t size)
     }
     sv_error err;
     ext_error_clear(&err);
+    /* In a forked child the pin attached first, and had no room to say why it failed. */
+    int joined = code == SV_ESYS || code == SV_EROWS || code == SV_ENOMEM
+                     ? read_join(self, &err)
+                     : 0;
+    if (joined != 0) {
+        ext_raise(self->state, joined, &err);
+        return;
+    }
     (void)PyOS_snprintf(err.message, sizeof(err.message), "segment '%.240s': %s", self->info.name,
                         sv_error_text(code));
     ext_raise(self->state, code, &err);

@@ -287,3 +287,19 @@ def test_a_killed_writer_leaves_no_claim(name: str) -> None:
             kill(pid)
             vector.reserve(4, timeout=1).publish(0)
         vector.check()
+
+
+@pytest.mark.parametrize("ending", ["cancel", "publish"])
+def test_a_slot_whose_index_ends_the_reservation_is_refused(ending: str) -> None:
+    with fresh_name() as name, filled(name) as vector:
+        reservation = vector.reserve((3, 4))
+        reservation.array[...] = 1
+
+        class Slot:
+            def __index__(self) -> int:
+                reservation.cancel() if ending == "cancel" else reservation.publish(0)
+                return 0
+
+        with pytest.raises(ValueError, match="over"):
+            reservation.publish(Slot())  # type: ignore[arg-type]
+        vector.check()

@@ -266,8 +266,10 @@ def test_meta_that_is_stored(name: str, meta: Any) -> None:
         np.array(["2020"], "M8[D]"),
         [object()],
         [[1], [2, 3]],
+        [10**400],
+        np.ma.masked_array([1.0, 2.0], [False, True]),
     ],
-    ids=[str(i) for i in range(13)],
+    ids=[str(i) for i in range(15)],
 )
 def test_meta_that_is_refused(name: str, meta: Any) -> None:
     with filled(name) as vector:

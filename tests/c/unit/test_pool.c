@@ -128,9 +128,34 @@ closing_removes_only_this_reigns_segment(void)
 {
     const char *name = world_name("exact");
     reign r = begin_reign(name, NULL);
-    sv_segment *other = world_open(name, NULL, SV_OPEN_REPLACE); /* somebody took the name over */
+    /* Somebody removed it and took the name over. */
+    EQ(sv_segment_remove(name, world_directory(), NULL), 0);
+    sv_segment *other = world_open(name, NULL, SV_OPEN_EXCLUSIVE);
     EQ(sv_pool_close(r.owner, r.segment, NULL), 0);
     CHECK(world_exists(name, ""));
+    world_drop(other);
+}
+
+static void
+a_pool_whose_owner_lives_is_not_replaced(void)
+{
+    const char *name = world_name("twice");
+    reign r = begin_reign(name, NULL);
+    sv_options options;
+    sv_segment *other = NULL;
+    sv_error err = {.code = 7};
+    sv_options_init(&options);
+    options.directory = world_directory();
+    options.slot_count = 1;
+    uint64_t started = svi_os_monotonic_ns();
+    EQ(sv_segment_open(name, &options, SV_OPEN_REPLACE, &other, &err), SV_EBUSY);
+    CHECK(svi_os_monotonic_ns() - started < SECOND); /* at once, not after the time limit */
+    HAS(err.message, "living owner");
+    HAS(err.message, sv_owner_generation(r.owner));
+    CHECK(other == NULL);
+    CHECK(world_exists(name, ""));
+    EQ(sv_pool_close(r.owner, r.segment, NULL), 0);
+    EQ(sv_segment_open(name, &options, SV_OPEN_REPLACE, &other, &err), 0);
     world_drop(other);
 }
 
@@ -322,6 +347,7 @@ main(void)
     RUN(a_child_cannot_reign);
     RUN(a_reservation_holds_up_the_close);
     RUN(closing_removes_only_this_reigns_segment);
+    RUN(a_pool_whose_owner_lives_is_not_replaced);
     RUN(a_follower_waits_for_the_marker);
     RUN(a_follower_comes_in_as_soon_as_it_is_ready);
     RUN(what_waiting_does_not_help_is_told_at_once);
