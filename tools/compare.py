@@ -14,6 +14,7 @@ import fnmatch
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -188,6 +189,7 @@ def start(python: Path, prefix: str, work: Path) -> subprocess.Popen[bytes]:
             stderr=err,
             cwd=work,
             env=environment,
+            start_new_session=True,  # so that all it starts can be ended at once
         )
 
 
@@ -200,15 +202,34 @@ def collect(process: subprocess.Popen[bytes], prefix: str, work: Path) -> dict[s
         process.wait()
         code = -1
     records = parse_records((work / f"{prefix}.out").read_text())
-    # 0.1.0 leaves its lock files.
-    for left in Path("/dev/shm").glob(f"{prefix}-*"):
-        left.unlink(missing_ok=True)
     if code != 0 or "end" not in records:
         tail = "\n".join((work / f"{prefix}.err").read_text().splitlines()[-20:])
         reached = next(reversed(records), "nothing")
         why = f"no end after {SECONDS} s" if code == -1 else f"exit code {code}"
         raise RuntimeError(f"{prefix}: {why}, last record {reached}\n{tail}")
     return records
+
+
+def end(process: subprocess.Popen[bytes], prefix: str) -> None:
+    """End a run with all its processes, and remove its files from shared memory.
+
+    0.1.0 leaves its lock files even after a run that came to its end.
+    """
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # nothing of it runs any more
+    process.wait()
+    for pattern in (f"{prefix}-*", f".{prefix}-*"):
+        for left in Path("/dev/shm").glob(pattern):
+            left.unlink(missing_ok=True)
+
+
+def on_signal(number: int, frame: object) -> None:
+    # One is enough: a second must not break the cleaning up.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def outcome(record: Record | None) -> str:
@@ -260,23 +281,23 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="compare-") as scratch:
         work = Path(scratch) if arguments.records is None else arguments.records.resolve()
         work.mkdir(parents=True, exist_ok=True)
+        runs: dict[str, subprocess.Popen[bytes]] = {}
+        signal.signal(signal.SIGINT, on_signal)
+        signal.signal(signal.SIGTERM, on_signal)
         print("running the calls on both packages", flush=True)
-        runs = {
-            prefix: start(python, prefix, work)
+        try:
             for prefix, python in (
                 (f"svold{os.getpid()}", old_python),
                 (f"svnew{os.getpid()}", new_python),
-            )
-        }
-        try:
+            ):
+                runs[prefix] = start(python, prefix, work)
             old, new = (collect(process, prefix, work) for prefix, process in runs.items())
         except RuntimeError as error:
             print(f"compare: {error}", file=sys.stderr)
             return 1
         finally:
-            for process in runs.values():
-                if process.poll() is None:
-                    process.kill()
+            for prefix, process in runs.items():
+                end(process, prefix)
     result = compare(old, new, reasons)
     print_result(result, old, new, reasons)
     return 0 if result.ok else 1

@@ -101,8 +101,12 @@ def write_database(
 def volume_shapes(root: Path) -> dict[str, tuple[int, int, int]]:
     """Shapes of the 3-D Zarr v3 arrays directly below `root`, by directory name.
 
-    Raises FileNotFoundError if there are none, ValueError if planes are thinner than two voxels.
+    Raises FileNotFoundError if there are none, or no such directory, and ValueError if planes are
+    thinner than two voxels.
     """
+    if not root.is_dir():
+        problem = "is not a directory" if root.exists() else "does not exist"
+        raise FileNotFoundError(f"wanted a directory of Zarr volumes, but {root} {problem}")
     shapes: dict[str, tuple[int, int, int]] = {}
     for metadata in sorted(root.glob("*/zarr.json")):
         node = json.loads(metadata.read_text())
@@ -111,6 +115,11 @@ def volume_shapes(root: Path) -> dict[str, tuple[int, int, int]]:
             if min(height, width) < 2:
                 raise ValueError(f"{metadata.parent}: planes of {height} x {width} are too small")
             shapes[metadata.parent.name] = (depth, height, width)
+    if not shapes and (root / "zarr.json").exists():
+        raise FileNotFoundError(
+            f"{root} is itself a Zarr array or an empty group; give its parent directory "
+            f"{root.parent}, or a directory of volumes"
+        )
     if not shapes:
         raise FileNotFoundError(
             f"no 3-D Zarr v3 arrays below {root}: expected a directory with a zarr.json per volume"

@@ -2,14 +2,18 @@
 
 Writes a Zarr database (or takes yours with --data), sizes the pool so that it fits /dev/shm, starts
 train.py under torchrun, and afterwards looks whether anything was left behind. Exit code 0 only if
-the training ran and nothing was; 130 or 143 after an interrupt, cleaned up as well.
+the training ran and nothing was; 130 or 143 after an interrupt, cleaned up as well. When this
+process is killed, torchrun ends too, and the next run removes what lies in the temporary directory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +26,9 @@ from database import MIB, Plan, plan_pool, read_template, volume_shapes, write_d
 from tqdm import tqdm
 
 from sharedvector import write_spacing_manifest
+from sharedvector.lifecycle import install_parent_death_signal
 
+SCRATCH = "sharedvector-demo-"
 HERE = Path(__file__).resolve().parent
 RANKS = 2
 PRODUCERS = 2
@@ -99,10 +105,23 @@ def describe(plan: Plan, shm: Path) -> None:
 def launch(config_file: Path, mark: str) -> subprocess.Popen[bytes]:
     """Start torchrun in a session of its own: a Ctrl-C reaches us alone, and we pass it on."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    # Without it a torchrun that does not end by itself leaves an empty directory in /tmp.
+    command += ["--log-dir", str(config_file.parent / "torchrun")]
     command += ["--nproc-per-node", str(RANKS), str(HERE / "train.py"), str(config_file)]
     environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        install_parent_death_signal(signal.SIGTERM)  # torchrun passes it on to its ranks
+        if os.getppid() != parent:
+            os._exit(1)
+
     return subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
     )
 
 
@@ -121,6 +140,16 @@ def marked_processes(mark: str) -> list[int]:
     return found
 
 
+def end_ranks(mark: str) -> None:
+    """SIGTERM to what torchrun has left running; the pool's own processes end with their owner."""
+    for pid in marked_processes(mark):
+        try:
+            if b"sharedvector._" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGTERM)
+        except OSError:
+            continue  # gone meanwhile
+
+
 def leftover_files(shm: Path, name: str, before: set[str]) -> list[str]:
     """Files of this run in shared memory: the pool's, and tensors of torch processes that died."""
     found = []
@@ -132,7 +161,10 @@ def leftover_files(shm: Path, name: str, before: set[str]) -> list[str]:
 
 
 def stop(process: subprocess.Popen[bytes], mark: str) -> None:
-    """End torchrun and all it started; returns when they are gone (about 20 s at most)."""
+    """End torchrun and all it started; returns when they are gone (about 20 s at most).
+
+    A torchrun that was killed has left its ranks running.
+    """
     if process.poll() is None:
         process.terminate()
         try:
@@ -140,6 +172,7 @@ def stop(process: subprocess.Popen[bytes], mark: str) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    end_ranks(mark)
     deadline = time.monotonic() + 10
     while marked_processes(mark) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -155,7 +188,7 @@ def check_clean(shm: Path, name: str, mark: str, before: set[str]) -> bool:
     if not files and not processes:
         print(f"{shm} is clean, no process is left", flush=True)
         return True
-    print(f"LEFT BEHIND: files {files} in {shm}, processes {processes}; removed", flush=True)
+    print(f"\nLEFT BEHIND: files {files} in {shm}, processes {processes}; removed", flush=True)
     for pid in processes:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -167,7 +200,7 @@ def check_clean(shm: Path, name: str, mark: str, before: set[str]) -> bool:
 
 
 def run(arguments: argparse.Namespace, scratch: Path, shm: Path, name: str) -> int:
-    """Make the database and train; returns torchrun's exit code."""
+    """Make the database and train; returns torchrun's exit code, 128 + n if signal n killed it."""
     root = arguments.data
     if root is None:
         root = scratch / "database"
@@ -208,9 +241,32 @@ def run(arguments: argparse.Namespace, scratch: Path, shm: Path, name: str) -> i
         code = process.wait()
     finally:
         stop(process, name)
+    if code < 0:
+        print(f"\ntorchrun was killed by {signal.Signals(-code).name}", flush=True)
+        code = 128 - code
     if code == 0 and arguments.json is not None:
         arguments.json.write_bytes(result.read_bytes())
     return code
+
+
+def sweep_scratch() -> None:
+    """Remove the scratch directories of demos that were killed: those that nobody holds locked."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
+        pid = directory.name.removeprefix(SCRATCH).split("-")[0]
+        if not pid.isdigit() or Path("/proc", pid).exists():
+            continue
+        try:
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # gone, or another user's
+        try:
+            # Its pid may be of another container: then only the lock tells that it lives.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+        except OSError:
+            continue
+        finally:
+            os.close(lock)
 
 
 def main() -> int:
@@ -221,7 +277,11 @@ def main() -> int:
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="sharedvector-demo-") as scratch:
+    sweep_scratch()
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as scratch:
+        # Locked until this process ends, see sweep_scratch. NFS locks no directories.
+        with contextlib.suppress(OSError):
+            fcntl.flock(os.open(scratch, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
         try:
             code = run(arguments, Path(scratch), shm, name)
         except Interrupted as interrupt:

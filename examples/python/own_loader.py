@@ -1,27 +1,16 @@
-"""A loader of your own: any object with `__len__` and `__call__(index) -> list[Chunk]`.
+"""A loader of your own, in the module gradients.py beside this script.
 
-Defined here, it travels to the producer by cloudpickle; in a module of its own it needs nothing.
+The producer's processes import it there. A loader defined in this file, or in a notebook, would
+travel by cloudpickle, which has to be installed for that.
 """
 
 from __future__ import annotations
 
 import os
 
-import numpy as np
+from gradients import Gradients
 
-from sharedvector import Chunk, ProducerSpec, pool
-
-
-class Gradients:
-    """Sources that need no file: source i is a ramp of slope i, with its slope as metadata."""
-
-    def __len__(self) -> int:
-        return 16
-
-    def __call__(self, source_index: int) -> list[Chunk]:
-        ramp = np.linspace(0, source_index, 1000, dtype=np.float32).reshape(10, 10, 10)
-        return [Chunk(ramp, np.array([source_index], dtype=np.float64))]
-
+from sharedvector import ProducerSpec, pool
 
 spec = ProducerSpec(loader=Gradients(), chunk_size=4000, num_producers=1)
 with pool(os.environ.get("POOL", "gradients"), 4, producer=spec) as handle:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         cast_volume,
         no_meta,
     )
-    from sharedvector.pool import PoolHandle, ProducerSpec, ensure_pool, pool
+    from sharedvector.pool import PoolGoneError, PoolHandle, ProducerSpec, ensure_pool, pool
     from sharedvector.service import ProducerService
     from sharedvector.spacing import collect_spacings, write_spacing_manifest
     from sharedvector.stats import PoolStats, collect_stats, stats_capacity_for
@@ -61,6 +61,7 @@ __all__ = [
     "OutOfMemoryError",
     "OwnerLock",
     "PoolBusyError",
+    "PoolGoneError",
     "PoolHandle",
     "PoolPaths",
     "PoolSpawnError",
@@ -93,6 +94,7 @@ _MODULE_OF = {
     "NumpyLoader": "loaders",
     "OwnerLock": "coordination",
     "PoolBusyError": "coordination",
+    "PoolGoneError": "pool",
     "PoolHandle": "pool",
     "PoolPaths": "coordination",
     "PoolSpawnError": "coordination",

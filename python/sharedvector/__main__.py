@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sharedvector import _core
@@ -19,6 +21,7 @@ commands:
   python -m sharedvector info    one of them in detail
 """
 _MIB = 2**20
+_WIDEST_COMMAND = 60  # characters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,11 +88,29 @@ def _info(paths: PoolPaths) -> int:
     for row in vector.rows():
         state = "alive" if row["live"] else "dead"
         held = f"{row['pins']} pins, {row['claims']} claims"
-        facts.append((f"process {row['pid']}", f"{state}, {held}, {row['command']}"))
+        who = "this command" if row["pid"] == os.getpid() and row["live"] else _command(row)
+        facts.append((f"process {row['pid']}", f"{state}, {held}, {who}"))
     width = max(len(key) for key, _ in facts)
     for key, value in facts:
         print(f"{key:{width}}  {value}")
     return 0
+
+
+def _command(row: dict[str, Any]) -> str:
+    """The end of a process's command line, which tells programs of one interpreter apart."""
+    command = str(row["command"])  # the segment keeps only its beginning
+    if row["live"]:
+        try:
+            words = Path(f"/proc/{row['pid']}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        except OSError:
+            words = []
+        whole = b" ".join(words).decode(errors="replace")
+        if whole.startswith(command):  # not so for a pid of another namespace
+            command = whole
+    command = " ".join(command.split())
+    if len(command) <= _WIDEST_COMMAND:
+        return command
+    return f"...{command[-_WIDEST_COMMAND:]}"
 
 
 def _count(vector: _core.Segment, counter: int) -> int:

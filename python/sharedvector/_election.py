@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sharedvector._plan import Plan
+from sharedvector._progress import Waiting
 from sharedvector._reign import Reign
 from sharedvector.coordination import (
     OwnerLock,
     PoolPaths,
     look,
     owner_alive,
-    sleep_towards,
     wait_and_look,
 )
 from sharedvector.loaders import resolve_numpy_dtype
@@ -39,6 +39,7 @@ def elect(
     Raises:
         TimeoutError, PoolSpawnError, PoolStalledError, ValueError: as `ensure_pool`.
     """
+    waiting = Waiting(paths.name, deadline, poll_interval, lambda: owner_alive(paths))
     reign = _own(paths, plan, deadline) if own_first else None
     while reign is None:
         found = look(paths, plan.slot_count)
@@ -48,7 +49,7 @@ def elect(
             return found.vector, None
         reign = _own(paths, plan, deadline)
         if reign is None:
-            sleep_towards(deadline, poll_interval, paths.name, found.state.reason)
+            waiting.sleep(found.state.reason)
     return reign.vector, reign
 
 

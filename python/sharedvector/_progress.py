@@ -1,16 +1,19 @@
-"""How a person sees that a pool is being filled."""
+"""How a person sees that a pool is being filled, or waited for."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 logger = logging.getLogger("sharedvector")
 
 _PATIENCE = 2.0  # seconds before anything is shown
 _LINE_EVERY = 5.0
+_WAIT_LINE_EVERY = 30.0
+_SHORTEST_POLL = 0.001  # seconds; a poll interval of 0 must not take a whole core
 
 
 class Progress:
@@ -72,7 +75,55 @@ class Progress:
             f"pool {self._name!r}: {filled}/{self._total} slots filled after "
             f"{now - self._began:.1f} s"
         )
-        if logger.hasHandlers():
-            logger.info(text)
-        elif sys.stderr is not None:
-            print(time.strftime("%Y-%m-%d %H:%M:%S"), "INFO sharedvector:", text, file=sys.stderr)
+        _say(logging.INFO, text)
+
+
+class Waiting:
+    """Waits for a pool that others make, and says so once it takes longer than two seconds.
+
+    Args:
+        name: of the pool.
+        deadline: latest time to wait for, on ``time.monotonic()``'s clock.
+        poll_interval: seconds between two looks.
+        owned: whether somebody is making the pool; if not, the lines are warnings.
+    """
+
+    def __init__(
+        self, name: str, deadline: float, poll_interval: float, owned: Callable[[], bool]
+    ) -> None:
+        self._name = name
+        self._deadline = deadline
+        self._poll_interval = max(poll_interval, _SHORTEST_POLL)
+        self._owned = owned
+        self._began = time.monotonic()
+        self._next_line = self._began + _PATIENCE
+
+    def sleep(self, reason: str) -> None:
+        """Sleep one poll interval, not beyond the deadline; TimeoutError when that has come.
+
+        Args:
+            reason: why the pool is not ready.
+        """
+        now = time.monotonic()
+        left = self._deadline - now
+        if left <= 0:
+            raise TimeoutError(f"pool {self._name!r} is not ready in time: {reason}")
+        if now >= self._next_line:
+            self._next_line = now + _WAIT_LINE_EVERY
+            text = (
+                f"waiting for pool {self._name!r}, for {now - self._began:.0f} s so far and at "
+                f"most {left:.0f} s more: {reason}"
+            )
+            level = logging.INFO if self._owned() else logging.WARNING
+            if level >= logger.level:
+                _say(level, text)
+        time.sleep(min(self._poll_interval, left))
+
+
+def _say(level: int, text: str) -> None:
+    """Log a line if logging is set up, else write it to standard error."""
+    if logger.hasHandlers():
+        logger.log(level, text)
+    elif sys.stderr is not None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        print(stamp, logging.getLevelName(level), "sharedvector:", text, file=sys.stderr)

@@ -216,7 +216,12 @@ class Supervisor:
             self._verdict.doom(event["error"])
         elif kind == "failed":
             self._verdict.failed(
-                event["worker"], event["source"], event["error"], event["empty"], time.monotonic()
+                event["worker"],
+                event["source"],
+                event["error"],
+                event["empty"],
+                time.monotonic(),
+                event["refused"],
             )
             if not event["empty"]:
                 self._tell_owner(event)

@@ -1,18 +1,24 @@
 """One producer worker: ``python -m sharedvector._worker``, the supervisor's child.
 
 It dies with its supervisor, ignores SIGINT, and ends quietly on SIGTERM.
+
+SIGTERM raises `Stopped` wherever the worker is, in the loader too, which need not let it through:
+whatever catches everything swallows it, and ``__del__`` and callbacks have nobody to give it to.
+So it also sets a flag that the producer looks at between two steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pickle
 import signal
 import sys
 import types
-from typing import Any
+import warnings
+from typing import Any, NoReturn
 
 from sharedvector._job import EXIT_FATAL, EXIT_STALE, REMEDY, Job, attach_job, logger, receive
 from sharedvector.lifecycle import install_parent_death_signal
@@ -23,7 +29,26 @@ _LONGEST_TEXT = 1500  # characters; an event must fit into one atomic write to t
 
 
 class Stopped(BaseException):
-    """Raised by SIGTERM wherever the worker is, in the loader too."""
+    """Raised by SIGTERM wherever the worker is."""
+
+
+class _Stop:
+    """Whether SIGTERM has come."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def asked(self) -> bool:
+        return self._asked
+
+    def on_signal(self, number: int, frame: types.FrameType | None) -> None:
+        if self._asked:
+            # The first is on its way out, or was swallowed by something that takes long. The pool
+            # is made for workers that end anywhere.
+            os._exit(0)
+        self._asked = True
+        _say_no_more()
+        raise Stopped
 
 
 class Reporter:
@@ -75,21 +100,38 @@ def main() -> int:
     install_parent_death_signal()
     if os.getppid() != supervisor_pid:
         return 0  # it died before we could ask to be told
-    try:
-        signal.signal(signal.SIGTERM, _stop)
+    stop = _Stop()
+    status = 0
+    with contextlib.suppress(Stopped):
+        signal.signal(signal.SIGTERM, stop.on_signal)
         job = receive(parcel_fd)
         os.set_inheritable(events_fd, False)
-        return _work(job, events_fd, worker_id)
-    except Stopped:
-        return 0
+        status = _work(job, events_fd, worker_id, stop)
+    if stop.asked():
+        _leave()
+    return status
 
 
-def _stop(number: int, frame: types.FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the way out is not interrupted again
-    raise Stopped
+def _say_no_more() -> None:
+    """Silence what libraries say about work that SIGTERM leaves half-done."""
+    warnings.simplefilter("ignore")  # coroutines that were never awaited
+    sys.unraisablehook = lambda unraisable: None
+    logging.getLogger("asyncio").disabled = True
 
 
-def _work(job: Job, events_fd: int, worker_id: int) -> int:
+def _leave() -> NoReturn:
+    """End without the interpreter's own end, which would mourn interrupted tasks of libraries.
+
+    Nothing here needs it: the kernel drops the row's lock with the process.
+    """
+    with contextlib.suppress(Exception):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
+
+
+def _work(job: Job, events_fd: int, worker_id: int, stop: _Stop) -> int:
     vector = attach_job(job)
     if vector is None:
         return EXIT_STALE
@@ -97,6 +139,8 @@ def _work(job: Job, events_fd: int, worker_id: int) -> int:
     try:
         loader = pickle.loads(job.loader)
     except (Exception, SystemExit) as error:
+        if stop.asked():
+            return 0
         text = f"the loader cannot be made in the producer process: {describe(error)}; {REMEDY}"
         logger.error(text)
         report.send({"event": "unloadable", "error": text})
@@ -107,7 +151,7 @@ def _work(job: Job, events_fd: int, worker_id: int) -> int:
         loader,
         job.source_size,
         job.seed,
-        lambda: False,  # SIGTERM raises
+        stop.asked,
         sleep_seconds=job.sleep_seconds,
         worker_id=worker_id,
         workers=job.num_producers,

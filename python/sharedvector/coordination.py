@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sharedvector import _core
+from sharedvector._progress import Waiting
 from sharedvector.vector import FormatError, InUseError, PoolStalledError, SharedVector
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
 DEFAULT_LOCK_DIR = Path("/dev/shm")
 LOCK_DIR_ENV = "SHAREDVECTOR_LOCK_DIR"
 _SHM_DIR_ENV = "SHAREDVECTOR_SHM_DIR"
-_SHORTEST_POLL = 0.001  # seconds; a poll interval of 0 must not take a whole core
+_SHORTEST_POLL = 0.001  # seconds
 
 PoolBusyError = _core.PoolBusyError
 
@@ -336,6 +337,7 @@ def wait_and_look(
     abort: Callable[[], str | None] | None = None,
 ) -> Look:
     """As `wait_until_ready`, keeping the attached segment."""
+    waiting = Waiting(paths.name, deadline, poll_interval, lambda: owner_alive(paths))
     while True:
         found = look(paths, slot_count, strict)
         if found.refusal is not None:
@@ -348,15 +350,7 @@ def wait_and_look(
                 f"pool {paths.name!r} will not become ready: {reason} (last seen: "
                 f"{found.state.reason})"
             )
-        sleep_towards(deadline, poll_interval, paths.name, found.state.reason)
-
-
-def sleep_towards(deadline: float, poll_interval: float, name: str, reason: str) -> None:
-    """Sleep one poll interval, not beyond the deadline; TimeoutError when that has come."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError(f"pool {name!r} is not ready in time: {reason}")
-    time.sleep(min(max(poll_interval, _SHORTEST_POLL), left))
+        waiting.sleep(found.state.reason)
 
 
 def _not_yet(reason: str, generation: str | None) -> Look:

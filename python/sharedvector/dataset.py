@@ -63,6 +63,7 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
     Raises:
         TimeoutError: not ready in time; the message has the last reason.
         ValueError: a bad name or ``slot_count``, or a pool dtype that torch does not have.
+        TypeError: one of ``transforms`` cannot be called.
     """
 
     def __init__(
@@ -83,6 +84,12 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         self._ready_timeout = ready_timeout
         self._poll_interval = poll_interval
         self._transforms = tuple(transforms)
+        for place, transform in enumerate(self._transforms):
+            if not callable(transform):
+                raise TypeError(
+                    f"transforms[{place}] should be a callable that takes an item and returns "
+                    f"one, got {transform!r}"
+                )
         self._meta_key = meta_key
         self._strict = strict
         self._attached: _Attached | None = self._attach()

@@ -6,6 +6,7 @@ workers are separate processes, so a loader has to pickle; the two here carry pa
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import random
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sharedvector.spacing import find_volumes, read_spacings
+from sharedvector.spacing import check_directory, find_volumes, read_spacings, shorten
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -28,6 +29,8 @@ __all__ = [
     "no_meta",
     "resolve_numpy_dtype",
 ]
+
+logger = logging.getLogger("sharedvector")
 
 _CAST_BLOCK = 1 << 16  # elements: a block and its temporary stay in the second-level cache
 
@@ -141,8 +144,7 @@ class NumpyLoader:
     ) -> None:
         self._dtype = resolve_numpy_dtype(dtype)
         root = _absolute(directory)
-        if not root.is_dir():
-            raise FileNotFoundError(f"wanted a directory of arrays, found none at {root}")
+        check_directory(root, "arrays")
         self._paths = [path for path in sorted(root.glob(pattern)) if path.is_file()]
         if not self._paths:
             raise FileNotFoundError(f"no file under {root} matches {pattern!r}")
@@ -183,8 +185,9 @@ class ZarrLoader:
     """Slabs of Zarr v3 volumes; each array directly under a directory is one volume.
 
     A volume is read once, turned end to end along axis 0 with probability 1/2, and cut into slabs
-    of ``slices_per_chunk`` along axis 0; what is left over at the end is dropped. Groups, Zarr v2
-    arrays and stray directories are named in the log and not counted.
+    of ``slices_per_chunk`` along axis 0; what is left over at the end is dropped. Volumes thinner
+    than a slab are named in the log. So are groups, Zarr v2 arrays and stray directories, which are
+    not counted.
 
     **Flips.** Every process draws from a generator of its own, made at its first call (in a forked
     child: its own first call). ``seed=None`` takes it from the operating system; an ``int`` makes
@@ -225,7 +228,10 @@ class ZarrLoader:
             )
         self._dtype = resolve_numpy_dtype(dtype)
         self._directory = _absolute(directory)
-        self._names = tuple(find_volumes(self._directory))
+        volumes = find_volumes(self._directory)
+        self._names = tuple(volumes)
+        self._depths = tuple(_depth(metadata) for metadata in volumes.values())
+        self._warn_of_thin_volumes()
         self._spacings = (
             None if spacing_file is None else read_spacings(Path(spacing_file), self._names)
         )
@@ -266,6 +272,24 @@ class ZarrLoader:
         slabs = [self._finish(volume[start : start + step]) for start in starts]
         return [Chunk(slab, self._meta(source_index)) for slab in slabs]
 
+    def explain_empty(self, source_index: int) -> str:
+        """Return why a volume gives no chunk, for the message about a pool that stays empty."""
+        name, depth = self._names[source_index], self._depths[source_index]
+        return f"volume {name} has {depth} slices, slices_per_chunk={self._slices}"
+
+    def _warn_of_thin_volumes(self) -> None:
+        thin = [
+            f"{name} ({depth})"
+            for name, depth in zip(self._names, self._depths, strict=True)
+            if depth is not None and depth < self._slices
+        ]
+        if thin:
+            logger.warning(
+                "%s: %d of %d volumes have fewer slices than slices_per_chunk=%d and give no "
+                "chunk: %s",
+                self._directory, len(thin), len(self._names), self._slices, shorten(thin),
+            )  # fmt: skip
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker needs: paths and settings, not the generator."""
         return {**self.__dict__, "_generator": None}
@@ -298,6 +322,13 @@ class ZarrLoader:
             seed = None if self._seed is None else f"{self._seed}/{self.worker_id}"
             self._generator = (key, random.Random(seed))
         return self._generator[1].random() < 0.5
+
+
+def _depth(metadata: dict[str, Any]) -> int | None:
+    """Slices of a volume as its zarr.json has them; None where that is damaged."""
+    shape = metadata.get("shape")
+    depth = shape[0] if isinstance(shape, list) and shape else None
+    return depth if isinstance(depth, int) else None
 
 
 def _absolute(directory: Path | str) -> Path:

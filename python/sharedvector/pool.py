@@ -29,6 +29,7 @@ from sharedvector.vector import PoolStalledError, SharedVector
 __all__ = [
     "Mode",
     "PoolBusyError",
+    "PoolGoneError",
     "PoolHandle",
     "PoolSpawnError",
     "ProducerSpec",
@@ -41,8 +42,8 @@ Mode = Literal["attach", "spawn", "auto"]
 logger = logging.getLogger("sharedvector")
 
 
-class _PoolGoneError(PoolStalledError, FileNotFoundError):
-    """The pool of a handle is not there any more."""
+class PoolGoneError(PoolStalledError, FileNotFoundError):
+    """The pool of a handle is not there any more: its owner has closed it or died."""
 
 
 @dataclass(frozen=True)
@@ -161,13 +162,13 @@ class PoolHandle:
         """Attach to the pool's segment.
 
         Raises:
-            PoolStalledError: the pool is gone (then also a FileNotFoundError), was made anew by
-                another owner, or is not refreshed any more.
+            PoolGoneError: the pool is gone. It is a PoolStalledError and a FileNotFoundError.
+            PoolStalledError: the pool was made anew by another owner, or is not refreshed any more.
         """
         try:
             vector = attach(self._paths)
         except FileNotFoundError:
-            raise _PoolGoneError(
+            raise PoolGoneError(
                 f"pool {self.name!r} is gone: its owner has closed it or died; start it again "
                 "with ensure_pool"
             ) from None
@@ -186,7 +187,7 @@ class PoolHandle:
         """Return the pool's statistics; after its end, or `close`, the last ones.
 
         Raises:
-            PoolStalledError: the pool is gone and this handle never saw it.
+            PoolGoneError: the pool is gone and this handle never saw it.
         """
         if self._vector is None:
             if self._last_stats is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -64,11 +65,19 @@ def seed_of(generation: str) -> int:
     return int.from_bytes(hashlib.blake2b(generation.encode(), digest_size=8).digest(), "little")
 
 
+class ChunkRefusedError(ValueError):
+    """The pool's settings rule a chunk out: its dtype or its size."""
+
+
 class FailureLog:
-    """Tells of each failed source once, and not of all of them at once."""
+    """Tells of each failed source once, and not of all of them at once.
+
+    Sources that fail for the same reason, numbers aside, wait for their turn.
+    """
 
     def __init__(self) -> None:
         self._told: set[int] = set()
+        self._reasons: dict[str, float] = {}  # when each was told last
         self._credit = float(_LOG_BURST)
         self._then = time.monotonic()
         self._silent = 0
@@ -80,14 +89,17 @@ class FailureLog:
         now = time.monotonic()
         self._credit = min(_LOG_BURST, self._credit + (now - self._then) / _LOG_INTERVAL)
         self._then = now
-        if self._credit < 1:
+        text = describe(error)
+        reason = re.sub(r"\d+", "#", text)
+        if self._credit < 1 or now - self._reasons.get(reason, -_LOG_INTERVAL) < _LOG_INTERVAL:
             self._silent += 1
             return
         self._credit -= 1
+        self._reasons[reason] = now
         self._told.add(source)
         more = f" ({self._silent} more failures were not logged)" if self._silent else ""
         self._silent = 0
-        logger.warning("source %d could not be %s: %s%s", source, what, describe(error), more)
+        logger.warning("source %d could not be %s: %s%s", source, what, text, more)
         logger.debug("source %d:", source, exc_info=error)
 
 
@@ -114,7 +126,8 @@ class Producer:
         slot_count: slots to fill; None: all that the pool has.
         slots: refresh only these, in turn; None: the whole pool.
         report: told what happened, as dicts with "event": "stored", or "failed" with "source",
-            "error" and "empty".
+            "error" (for an empty source what the loader's ``explain_empty(source)``, if it has
+            one, says), "empty", and "refused" (by the pool's settings).
     """
 
     def __init__(
@@ -167,17 +180,36 @@ class Producer:
             except (Exception, SystemExit) as error:
                 self._failed(source, error, "stored")
             else:
-                if empty:
+                if empty and not self._stop():
                     self._vector.counter_add(_core.COUNTER_EMPTY)
-                    self._report({"event": "failed", "source": source, "error": "", "empty": True})
+                    self._report_failure(source, self._explain_empty(source), empty=True)
         if self._stored == before and not self._stop():
             time.sleep(self._sleep)
 
     def _failed(self, source: int, error: BaseException, what: str) -> None:
+        if self._stop():
+            return  # what the end has interrupted is no failure
         self._vector.counter_add(_core.COUNTER_ERRORS)
         self._failures.tell(source, error, what)
-        text = describe(error)
-        self._report({"event": "failed", "source": source, "error": text, "empty": False})
+        refused = isinstance(error, ChunkRefusedError)
+        self._report_failure(source, describe(error), refused=refused)
+
+    def _report_failure(
+        self, source: int, text: str, *, empty: bool = False, refused: bool = False
+    ) -> None:
+        event = {"event": "failed", "source": source, "error": text}
+        self._report({**event, "empty": empty, "refused": refused})
+
+    def _explain_empty(self, source: int) -> str:
+        """Why a source has no chunk, where the loader can tell."""
+        explain = getattr(self._loader, "explain_empty", None)
+        if explain is None:
+            return ""
+        try:
+            return str(explain(source))
+        except Exception as error:
+            logger.debug("no word on why source %d is empty:", source, exc_info=error)
+            return ""
 
     def _store_all(self, chunks: Iterable[Any], source: int, epoch: int) -> int:
         """Store what a loader gave; returns how many chunks that were."""
@@ -192,7 +224,7 @@ class Producer:
         return count
 
     def _checked(self, chunk: Any) -> tuple[np.ndarray[Any, Any], Any]:
-        """Data and meta of a chunk that the pool can hold; ValueError or TypeError otherwise."""
+        """Data and meta of a chunk; ChunkRefusedError or TypeError if the pool cannot hold it."""
         try:
             data, meta = chunk
         except (TypeError, ValueError):
@@ -202,12 +234,12 @@ class Producer:
         if not isinstance(data, np.ndarray):
             raise TypeError(f"a chunk's data should be an array, got a {type(data).__name__}")
         if data.dtype != self._vector.numpy_dtype:
-            raise ValueError(
+            raise ChunkRefusedError(
                 f"the chunk has dtype {data.dtype}, the pool {self._vector.dtype}; let the loader "
                 "convert it, or give the pool that dtype"
             )
         if data.nbytes > self._vector.chunk_size:
-            raise ValueError(
+            raise ChunkRefusedError(
                 f"the chunk of shape {data.shape} has {data.nbytes} bytes, the pool's chunk_size "
                 f"is {self._vector.chunk_size} bytes; make chunks smaller or chunk_size larger"
             )

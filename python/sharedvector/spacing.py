@@ -101,10 +101,9 @@ def find_volumes(root: Path) -> dict[str, dict[str, Any]]:
     Sorted by name. Directories that are no such array are named in one log line, with the reason.
 
     Raises:
-        FileNotFoundError: ``root`` is no directory, or holds no array.
+        FileNotFoundError: ``root`` is no directory, holds no array, or is one itself.
     """
-    if not root.is_dir():
-        raise FileNotFoundError(f"wanted a directory of Zarr volumes, found none at {root}")
+    check_directory(root, "Zarr volumes")
     volumes: dict[str, dict[str, Any]] = {}
     others: list[str] = []
     for path in sorted(root.iterdir()):
@@ -115,6 +114,11 @@ def find_volumes(root: Path) -> dict[str, dict[str, Any]]:
             others.append(f"{path.name} ({metadata})")
         else:
             volumes[path.name] = metadata
+    if not volumes and _is_array(root):
+        raise FileNotFoundError(
+            f"{root} is itself a Zarr array; give its parent directory {root.parent}, or a "
+            "directory with arrays in it"
+        )
     if others:
         _log.warning(
             "%s: %d directories are not counted as volumes: %s", root, len(others), shorten(others)
@@ -123,6 +127,13 @@ def find_volumes(root: Path) -> dict[str, dict[str, Any]]:
         found = f"only {shorten(others)}" if others else "no directory"
         raise FileNotFoundError(f"wanted Zarr v3 arrays directly under {root}, found {found}")
     return volumes
+
+
+def check_directory(root: Path, content: str) -> None:
+    """Raise FileNotFoundError unless ``root``, which should hold ``content``, is a directory."""
+    if not root.is_dir():
+        problem = "is not a directory" if root.exists() else "does not exist"
+        raise FileNotFoundError(f"wanted a directory of {content}, but {root} {problem}")
 
 
 def read_spacings(manifest: Path, names: Sequence[str]) -> list[list[float]]:
@@ -165,6 +176,10 @@ def shorten(items: Sequence[str]) -> str:
     """Return the first few of ``items`` in one line, and how many more there are."""
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return ", ".join(items[:_SHOWN]) + more
+
+
+def _is_array(path: Path) -> bool:
+    return isinstance(_array_metadata(path), dict) or (path / ".zarray").exists()
 
 
 def _array_metadata(path: Path) -> dict[str, Any] | str:

@@ -96,6 +96,30 @@ class Stubborn(Constant):
         return super().__call__(source_index)
 
 
+class Swallower(Constant):
+    """Lets nothing through that is raised in it."""
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.3)
+        return super().__call__(source_index)
+
+
+class Unfit(Constant):
+    """Gives another dtype than it is asked for, slowly."""
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        time.sleep(0.1)
+        return [Chunk(np.zeros((4, source_index + 1), "uint8"), no_meta())]
+
+
+class Silent(Empty):
+    """Knows why it has nothing to give."""
+
+    def explain_empty(self, source_index: int) -> str:
+        return "volume x has 3 slices"
+
+
 class Noisy(Constant):
     """Writes to standard output and knows its worker."""
 

@@ -219,7 +219,12 @@ def test_list_and_info() -> None:
             told = run([sys.executable, "-m", "sharedvector", "info", name])
             assert told.returncode == 0, told.stderr
             assert "4 of 4 filled" in told.stdout
-            assert f"process {os.getpid()}" in told.stdout
+            (line,) = [
+                r for r in told.stdout.splitlines() if r.startswith(f"process {os.getpid()} ")
+            ]
+            words = Path(f"/proc/{os.getpid()}/cmdline").read_text().split("\0")
+            assert line.endswith(" ".join(" ".join(words).split())[-40:])
+            assert "this command" in told.stdout and "sharedvector._worker" in told.stdout
         none = run([sys.executable, "-m", "sharedvector", "info", name])
         assert none.returncode == 1 and name in none.stderr
         assert "Traceback" not in none.stderr

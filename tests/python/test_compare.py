@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,33 @@ def test_the_projects_own_table_is_read() -> None:
     reasons = compare.read_reasons(compare.DOCUMENT)
     assert len({reason.id for reason in reasons}) == len(reasons) > 10
     assert all(reason.text for reason in reasons)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing(tmp_path: Path, signum: signal.Signals) -> None:
+    command = [sys.executable, TOOLS / "compare.py", "--old", sys.executable]
+    process = subprocess.Popen(
+        [*command, "--new", sys.executable, "--records", tmp_path],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+    def found() -> list[str]:
+        sides = (f"svold{process.pid}-", f"svnew{process.pid}-")
+        return [name for name in os.listdir("/dev/shm") if name.startswith(sides)]
+
+    try:
+        deadline = time.monotonic() + 60
+        while not found() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert found()
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, err) == (128 + signum, b"")
+    assert not found()
 
 
 def test_calls_run_on_this_package(tmp_path: Path) -> None:

@@ -177,6 +177,8 @@ def test_not_ready_in_time(name: str, fill: Fill) -> None:
 
 def test_bad_arguments(name: str, fill: Fill) -> None:
     fill(chunks(1))
+    with pytest.raises(TypeError, match=r"transforms\[1\] .*Ellipsis"):
+        dataset(name, 1, transforms=[dict, ...])
     with pytest.raises(ValueError, match="slot_count"):
         dataset(name, -1)
     with pytest.raises(ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -98,6 +100,10 @@ def test_shapes_leave_strays_out(database: ModuleType, volumes: Path, tmp_path: 
     assert database.volume_shapes(volumes) == {f"v{n}": (32, 50, 60) for n in range(3)}
     with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path))):
         database.volume_shapes(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nothere does not exist"):
+        database.volume_shapes(tmp_path / "nothere")
+    with pytest.raises(FileNotFoundError, match=f"parent directory {re.escape(str(volumes))}"):
+        database.volume_shapes(volumes / "v0")
 
 
 def test_template_is_the_mni_head(database: ModuleType) -> None:
@@ -129,14 +135,15 @@ def test_demo_trains_and_leaves_nothing(volumes: Path, tmp_path: Path) -> None:
     assert result["copies_bytes"] == 2 * result["shared_bytes"] > 0
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_demo_leaves_nothing(volumes: Path, signum: signal.Signals) -> None:
+@contextlib.contextmanager
+def training(volumes: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
+    """A demo without end, from when its pool is filled."""
     process = subprocess.Popen(
         command(volumes, "--steps", "1000000"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)},
     )
     try:
         assert process.stdout is not None
@@ -145,15 +152,77 @@ def test_interrupted_demo_leaves_nothing(volumes: Path, signum: signal.Signals) 
             seen.append(line)
             if "owns the pool" in line:
                 break
+        else:
+            pytest.fail("".join(seen))
         time.sleep(1)
-        process.send_signal(signum)
-        rest, _ = process.communicate(timeout=60)
+        yield process
     finally:
         process.kill()
-        process.wait()
-    output = "".join(seen) + rest
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_demo_leaves_nothing(
+    volumes: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
+    with training(volumes, tmp_path) as process:
+        process.send_signal(signum)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signum, output
     assert "is clean, no process is left" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def marked(pid: int) -> list[int]:
+    mark = f"SHAREDVECTOR_DEMO_RUN=svdemo-{pid}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def test_killed_demo_takes_its_run_with_it(volumes: Path, tmp_path: Path) -> None:
+    with training(volumes, tmp_path) as process:
+        assert marked(process.pid)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 40
+        while marked(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert marked(process.pid) == []
+    assert not [name for name in os.listdir("/dev/shm") if f"svdemo-{process.pid}" in name]
+    assert len(list(tmp_path.iterdir())) == 1
+    (tmp_path / f"sharedvector-demo-{os.getpid()}-alive").mkdir()
+    nowhere = command(tmp_path / "nothere")
+    done = subprocess.run(
+        nowhere,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"{tmp_path / 'nothere'} does not exist" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == [f"sharedvector-demo-{os.getpid()}-alive"]
+
+
+def test_killed_torchrun_ends_the_demo_at_once(volumes: Path, tmp_path: Path) -> None:
+    with training(volumes, tmp_path) as process:
+        (torchrun,) = (
+            pid
+            for pid in marked(process.pid)
+            if b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        began = time.monotonic()
+        os.kill(torchrun, signal.SIGKILL)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL, output
+    assert "torchrun was killed by SIGKILL" in output
+    assert "is clean, no process is left" in output
+    assert time.monotonic() - began < 12
 
 
 def test_demo_fits_a_container(volumes: Path) -> None:

@@ -363,6 +363,29 @@ def test_nothing_to_load(tmp_path: Path) -> None:
         ZarrLoader(tmp_path, 2)
 
 
+def test_a_directory_that_is_none_or_an_array_itself(database: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nope does not exist"):
+        ZarrLoader(tmp_path / "nope", 2)
+    with pytest.raises(FileNotFoundError, match="nope does not exist"):
+        NumpyLoader(tmp_path / "nope")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match="file is not a directory"):
+        ZarrLoader(tmp_path / "file", 2)
+    volume = next(path for path in database.iterdir() if (path / "zarr.json").exists())
+    with pytest.raises(FileNotFoundError, match=rf"itself a Zarr array.*{database}"):
+        ZarrLoader(volume, 2)
+
+
+def test_thin_volumes_are_named(database: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        ZarrLoader(database, 1)
+        assert not caplog.text
+        loader = ZarrLoader(database, 1000)
+    assert "2 of 2 volumes have fewer slices than slices_per_chunk=1000" in caplog.text
+    assert loader(0) == []
+    assert "slices, slices_per_chunk=1000" in loader.explain_empty(0)
+
+
 def test_damaged_volume_is_named(database: Path) -> None:
     import zarr
 

@@ -35,6 +35,8 @@ from pool_support import (
 )
 
 from sharedvector import (
+    OwnerLock,
+    PoolGoneError,
     PoolHandle,
     PoolPaths,
     PoolSpawnError,
@@ -240,6 +242,37 @@ def test_a_slow_loader_ends_in_a_timeout_with_the_last_reason() -> None:
     assert files(name) == []
     with pytest.raises(TimeoutError, match="nobody owns the pool"):
         ensure_pool(name, 4, mode="attach", ready_timeout=0.2)
+
+
+WAITS = """
+    import sys
+    from pool_support import Constant, spec
+    from sharedvector import ensure_pool
+    try:
+        ensure_pool(sys.argv[1], 2, mode=sys.argv[2], producer=spec(), ready_timeout=3)
+    except TimeoutError:
+        print("late")
+"""
+
+
+def test_waiting_for_what_nobody_makes_is_told() -> None:
+    status, out, err = run(WAITS, unique("waits"), "attach")
+    assert (status, out) == (0, "late\n"), err
+    assert err.count("waiting for pool 'svpool") == 1
+    assert "WARNING" in err and "nobody owns the pool" in err
+
+
+def test_waiting_for_another_owner_is_told() -> None:
+    name = unique("other")
+    lock = OwnerLock.try_acquire(PoolPaths.for_name(name))
+    assert lock is not None
+    try:
+        status, out, err = run(WAITS, name, "auto")
+    finally:
+        lock.release()
+    assert (status, out) == (0, "late\n"), err
+    assert err.count("waiting for pool") == 1
+    assert "INFO" in err and f"process {os.getpid()}, is filling it" in err
 
 
 def test_no_room_is_an_error_that_says_so() -> None:
@@ -476,8 +509,9 @@ def test_after_the_end_the_handle_says_so() -> None:
     handle.close()
     for one in (handle, follower):
         assert one.stats().slots == 2  # the last ones
-        with pytest.raises(PoolStalledError, match="gone"):
+        with pytest.raises(PoolGoneError, match="gone") as caught:
             one.attach()
+        assert isinstance(caught.value, PoolStalledError)
     with pytest.raises(FileNotFoundError):  # what 0.1.0 raised
         stranger.stats()
     again = ensure_pool(name, 2, producer=spec(), ready_timeout=50)

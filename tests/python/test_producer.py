@@ -255,8 +255,12 @@ def test_many_bad_sources_do_not_flood_the_log(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.DEBUG, "sharedvector"):
         for source in range(1000):
             log.tell(source, OSError(f"no {source}"), "loaded")
+            log.tell(source, ValueError(f"kind {'abcdefgh'[source % 8]}"), "stored")
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert 1 <= len(warnings) <= 6
+    texts = [record.getMessage() for record in warnings]
+    assert sum("OSError" in text for text in texts) == 1, texts  # one reason, told once
+    assert sum("ValueError" in text for text in texts) >= 2
     assert next(r for r in caplog.records if r.levelno == logging.DEBUG).exc_info
 
 

@@ -49,6 +49,16 @@ def environment(pool_name: str) -> dict[str, str]:
     return {**os.environ, "POOL": pool_name, "PYTHONUNBUFFERED": "1"}
 
 
+def source_of(snippet: str) -> str:
+    """A snippet as one would paste it: with the module beside it in its place."""
+    source = (SNIPPETS / f"{snippet}.py").read_text()
+    module = (SNIPPETS / "gradients.py").read_text()
+    return source.replace(
+        "from gradients import Gradients\n",
+        module.replace("from __future__ import annotations", ""),
+    )
+
+
 def run(arguments: list[str], pool_name: str, cwd: Path, stdin: str | None = None) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -99,7 +109,7 @@ def test_as_an_unguarded_script(snippet: str, pool_name: str, directory: Path) -
 
 @pytest.mark.parametrize("snippet", sorted(EXPECTED))
 def test_from_standard_input(snippet: str, pool_name: str, directory: Path) -> None:
-    source = (SNIPPETS / f"{snippet}.py").read_text()
+    source = source_of(snippet)
     assert EXPECTED[snippet] in run(["-"], pool_name, directory, stdin=source)
 
 
@@ -107,9 +117,18 @@ def test_from_standard_input(snippet: str, pool_name: str, directory: Path) -> N
 def test_in_a_notebook(
     snippet: str, pool_name: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = (SNIPPETS / f"{snippet}.py").read_text()
+    source = source_of(snippet)
     output = run_notebook([source], pool_name, directory, monkeypatch)
     assert EXPECTED[snippet] in output
+
+
+def test_an_own_loader_in_its_module_needs_no_cloudpickle(
+    pool_name: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "sitecustomize.py").write_text("import sys\nsys.modules['cloudpickle'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(directory))
+    output = run([str(SNIPPETS / "own_loader.py")], pool_name, directory)
+    assert EXPECTED["own_loader"] in output
 
 
 INTERRUPTED_CELLS = [
@@ -148,7 +167,9 @@ def test_caught_interrupt_leaves_the_pool_alive(
     pool_name: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = run_notebook(INTERRUPTED_CELLS, pool_name, directory, monkeypatch)
-    assert output.split() == ["caught", "alive"]
+    # The library's own log lines are among the output when the machine is slow.
+    said = ("caught", "no interrupt came", "alive", "frozen")
+    assert [line for line in output.splitlines() if line in said] == ["caught", "alive"]
 
 
 @pytest.fixture

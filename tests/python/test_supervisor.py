@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from pool_support import (
     Dies,
     DiesOnce,
     Noisy,
+    Silent,
     Stubborn,
+    Swallower,
+    Unfit,
     Unloadable,
     alive,
     children,
@@ -87,6 +91,18 @@ def test_of_many_sources_some_seconds_of_failures_are_enough() -> None:
     verdict.failed(1, 21, "OSError: x", False, 6.1)
     reason = verdict.fatal(0, 6.1)
     assert reason is not None and "22 of 1000 sources" in reason and "source 0" in reason
+
+
+def test_chunks_of_the_wrong_kind_from_every_worker_are_hopeless_at_once() -> None:
+    verdict = Verdict(1000, 4, 2)
+    for source in range(6):
+        verdict.failed(0, source, "ChunkRefusedError: x", False, 0.1, refused=True)
+    assert verdict.fatal(0, 0.1) is None  # the other worker may be loading a good one
+    verdict.failed(1, 6, "ChunkRefusedError: x", False, 0.1, refused=True)
+    reason = verdict.fatal(0, 0.1)
+    assert reason is not None and "7 of 1000 sources tried (source 0: ChunkRefused" in reason
+    verdict.failed(1, 7, "OSError: x", False, 0.1)
+    assert verdict.fatal(0, 0.1) is None  # a mixed lot: go on
 
 
 def test_three_crashes_in_a_row_are_hopeless() -> None:
@@ -226,6 +242,21 @@ def test_hopeless_workers_end_the_start_in_seconds(loader: Any, words: str) -> N
     assert children(os.getpid()) == []
 
 
+def test_a_wrong_dtype_ends_the_start_after_a_few_sources(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(PoolSpawnError, match=r"of 5000 sources tried .*has dtype uint8"):
+        ensure_pool(unique("unfit"), 4, producer=spec(Unfit(5000)), ready_timeout=50)
+    assert time.monotonic() - began < 4.9  # without the rule for settings it takes 5 s of failures
+    assert capfd.readouterr().err.count("could not be stored") == 1
+
+
+def test_the_loader_may_say_why_it_gives_nothing() -> None:
+    with pytest.raises(PoolSpawnError, match="an empty list: volume x has 3 slices"):
+        ensure_pool(unique("silent"), 4, producer=spec(Silent()), ready_timeout=50)
+
+
 def test_a_crash_now_and_then_is_survived(handles: list[PoolHandle]) -> None:
     producer = spec(DiesOnce(), num_producers=2)
     handle = ensure_pool(unique("once"), 4, producer=producer, ready_timeout=50)
@@ -272,6 +303,59 @@ def test_a_worker_that_does_not_listen_is_killed_in_time() -> None:
     workers = wait_for(lambda: children(supervisor_of_this_process()))
     handle.close()
     assert not any(alive(pid) for pid in workers)
+
+
+def test_a_loader_that_swallows_the_end_delays_it_by_one_source_at_most() -> None:
+    producer = spec(Swallower(), producer_join_timeout=20)
+    handle = ensure_pool(unique("swallow"), 2, producer=producer, ready_timeout=50)
+    began = time.monotonic()
+    handle.close()
+    assert time.monotonic() - began < 10
+
+
+def test_a_second_sigterm_ends_a_worker_where_it_is(handles: list[PoolHandle]) -> None:
+    producer = spec(Swallower(), producer_join_timeout=20)
+    handles.append(ensure_pool(unique("twice"), 2, producer=producer, ready_timeout=50))
+    (worker,) = wait_for(lambda: children(supervisor_of_this_process()))
+    os.kill(worker, signal.SIGTERM)
+    os.kill(worker, signal.SIGTERM)
+    wait_for(lambda: not alive(worker))
+    assert refreshes(handles[0].attach())  # by the next one
+
+
+INTERRUPTED = """
+    import asyncio, contextlib, sys, threading
+    from pool_support import Constant, spec
+    from sharedvector import ensure_pool
+
+    class Async(Constant):
+        loop = None
+
+        def __getstate__(self):
+            return {**self.__dict__, "loop": None}
+
+        def __call__(self, index):
+            if self.loop is None:
+                import atexit
+                self.loop = asyncio.new_event_loop()
+                threading.Thread(target=self.loop.run_forever, daemon=True).start()
+                atexit.register(self.shut)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), self.loop).result()
+            return super().__call__(index)
+
+        def shut(self):
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            raise RuntimeError("an event loop with work in it")
+
+    producer = spec(Async(), sleep_seconds=0)
+    with ensure_pool(sys.argv[1], 2, producer=producer, ready_timeout=30) as handle:
+        print(len(handle.attach()))
+"""
+
+
+def test_an_end_in_the_middle_of_a_source_is_quiet() -> None:
+    status, out, err = run(INTERRUPTED, unique("midst"))
+    assert (status, out, err) == (0, "2\n", "")
 
 
 def test_the_package_may_come_from_a_path_added_by_hand(tmp_path: Path) -> None:
