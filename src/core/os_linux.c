@@ -524,14 +524,18 @@ svi_os_start_time(void)
 void
 svi_os_command(char *out, size_t bytes)
 {
-    int got = os_read_text("/proc/self/cmdline", out, bytes);
-    if (got <= 0) {
-        out[0] = '\0';
-        return;
+    char text[4096];
+    size_t used = 0;
+    int got = os_read_text("/proc/self/cmdline", text, sizeof text);
+    /* Words of absolute paths are shown by their last part: the row has room for few characters. */
+    for (int i = 0; i < got && used + 1 < bytes; i += (int)strlen(text + i) + 1) {
+        const char *slash = text[i] == '/' ? strrchr(text + i, '/') : NULL;
+        int length = snprintf(out + used, bytes - used, "%s%s", used == 0 ? "" : " ",
+                              slash != NULL && slash[1] != '\0' ? slash + 1 : text + i);
+        used += length > 0 ? (size_t)length : 0;
     }
-    for (int i = 0; i < got; i++) {
-        if (out[i] == '\0') {
-            out[i] = i + 1 < got ? ' ' : '\0';
-        }
+    out[used < bytes ? used : bytes - 1] = '\0';
+    for (char *c = out; *c != '\0'; c++) {
+        *c = *c > 0 && *c < ' ' ? ' ' : *c; /* a script given by -c has lines */
     }
 }

@@ -51,6 +51,7 @@ publish_is_pinned(const svi_mapping *m, uint32_t buffer)
             return true;
         }
         if (svi_load_seq(&header->h_moves) == moves) { /* E9 */
+            SVI_STEP("reserve.scanned");
             return false;
         }
     }
@@ -62,6 +63,7 @@ publish_take(const svi_mapping *m, unsigned char *rw, uint32_t row, uint32_t buf
 {
     svm_buffer *header = svi_buffer_at(m, rw, buffer);
     take_result result = TAKE_DONE;
+    SVI_STEP("reserve.chosen");
     if (!svi_cas_seq(&header->b_writer, 0, (uint64_t)row + 1)) { /* E6 */
         return TAKE_BUSY;
     }

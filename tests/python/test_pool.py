@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import pickle
 import pty
@@ -565,6 +566,7 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
 
 def test_no_descriptor_and_no_thread_is_left_behind() -> None:
     def held() -> tuple[int, int]:
+        gc.collect()  # what earlier tests left to the collector is not ours to count
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
     name = unique("tidy")
@@ -574,7 +576,8 @@ def test_no_descriptor_and_no_thread_is_left_behind() -> None:
         ensure_pool(name, 2, producer=spec(), ready_timeout=50).close()
     with pytest.raises(PoolSpawnError):
         ensure_pool(name, 2, producer=spec(Empty()), ready_timeout=50)
-    assert held() == before
+    after = held()
+    assert after[0] <= before[0] and after[1] <= before[1]
 
 
 def test_orphans_are_named_with_their_sizes(caplog: pytest.LogCaptureFixture) -> None:
