@@ -11,12 +11,12 @@
 static int
 check_size(const svi_mapping *m, sv_error *err)
 {
-    uint64_t size = svi_load_seq(&svi_header(m)->h_size);
+    uint64_t size = svi_load_seq(&svi_header(m)->h_size); /* E5 */
     if (size > m->g.slot_count) {
         return svi_fail(err, SV_EFORMAT, 0, "check", "size is %llu, there are %u slots",
                         (unsigned long long)size, m->g.slot_count);
     }
-    uint64_t high = svi_load_seq(&svi_header(m)->h_high_rows);
+    uint64_t high = svi_load_seq(&svi_header(m)->h_high_rows); /* E8 */
     if (high > m->g.max_rows) {
         return svi_fail(err, SV_EFORMAT, 0, "check", "high-water mark is %llu of %u rows",
                         (unsigned long long)high, m->g.max_rows);
@@ -42,6 +42,7 @@ check_slot(sv_segment *segment, const svi_mapping *m, uint32_t slot, sv_error *e
         return svi_fail(err, SV_EFORMAT, 0, "check", "slot %u cannot be pinned: %s", slot,
                         sv_error_text(status));
     }
+    /* relaxed: constant while pinned (I1) */
     uint64_t named = svi_load_relaxed(&svi_buffer(m, view.buffer_)->b_slot);
     uint64_t version = svi_load_relaxed(&svi_buffer(m, view.buffer_)->b_version);
     for (uint32_t i = 0; i < view.array_count && status == 0; i++) {
@@ -71,17 +72,17 @@ check_distinct(const svi_mapping *m, sv_error *err)
     }
     int status = 0;
     for (uint32_t slot = 0; slot < size && status == 0; slot++) {
-        uint64_t word = svi_load_seq(&svi_slots(m)[slot].s_word);
+        uint64_t word = svi_load_seq(&svi_slots(m)[slot].s_word); /* I2 */
         uint32_t buffer = svi_slot_buffer(word);
         if (buffer >= m->g.buffer_count) {
             status = svi_fail(err, SV_EFORMAT, 0, "check", "slot %u names buffer %u of %u", slot,
                               buffer, m->g.buffer_count);
         } else if (seen[buffer] != 0) {
             uint32_t other = seen[buffer] - 1;
-            uint64_t first = svi_load_seq(&svi_slots(m)[other].s_word);
+            uint64_t first = svi_load_seq(&svi_slots(m)[other].s_word); /* I2 */
             if (svi_slot_buffer(first) == buffer &&
-                svi_load_seq(&svi_slots(m)[slot].s_word) == word &&
-                svi_load_seq(&svi_slots(m)[other].s_word) == first) {
+                svi_load_seq(&svi_slots(m)[slot].s_word) == word &&   /* I2 */
+                svi_load_seq(&svi_slots(m)[other].s_word) == first) { /* I2 */
                 status = svi_fail(err, SV_EFORMAT, 0, "check", "slots %u and %u name buffer %u",
                                   other, slot, buffer);
             }
@@ -99,14 +100,14 @@ check_rows(const svi_mapping *m, sv_error *err)
 {
     uint32_t high = svi_high_rows(m);
     for (uint32_t r = 0; r < high; r++) {
-        uint64_t state = svi_load_seq(&svi_row(m, r)->r_state);
+        uint64_t state = svi_load_seq(&svi_row(m, r)->r_state); /* R4 */
         if (state != SVI_ROW_FREE && state != SVI_ROW_LIVE) {
             return svi_fail(err, SV_EFORMAT, 0, "check", "row %u has state %llu", r,
                             (unsigned long long)state);
         }
     }
     for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-        uint64_t writer = svi_load_relaxed(&svi_buffer(m, b)->b_writer);
+        uint64_t writer = svi_load_relaxed(&svi_buffer(m, b)->b_writer); /* relaxed: its range */
         if (writer > m->g.max_rows) {
             return svi_fail(err, SV_EFORMAT, 0, "check", "buffer %u is claimed by row %llu of %u",
                             b, (unsigned long long)writer - 1, m->g.max_rows);

@@ -121,6 +121,7 @@ fork_hand_over(svi_mapping *m)
         return;
     }
     for (uint32_t b = 0; b < m->g.buffer_count; b++) {
+        /* relaxed: own pins (F2) */
         uint64_t pins = svi_cell_pins(svi_load_relaxed(&m->hold.map->r_cells[b]));
         if (pins != 0) {
             svi_add_seq(&m->child.map->r_cells[b], pins * SVI_PIN); /* E9 */
@@ -306,7 +307,7 @@ svi_mapping_obtain(void)
             m->hold = (svi_hold){.row = SVI_NO_ROW};
             m->child = (svi_hold){.row = SVI_NO_ROW};
             svi_store_relaxed(&m->reservations, 0);
-            svi_store_relaxed(&m->closing, 0);
+            svi_store_relaxed(&m->closing, 0); /* relaxed: settle decides (V3) */
             m->probe = -1;
             return m;
         }

@@ -61,7 +61,7 @@ svi_pin_buffer(svi_mapping *m, uint32_t slot, uint64_t amount, uint32_t *buffer)
     }
     const svi_word *word = &svi_slots(m)[slot].s_word;
     for (int attempt = 0; attempt < PIN_ATTEMPTS; attempt++) {
-        uint64_t seen = svi_load_relaxed(word); /* E1: the re-check below is what counts */
+        uint64_t seen = svi_load_relaxed(word); /* E1, relaxed: the re-check counts */
         uint32_t b = svi_slot_buffer(seen);
         if (seen == SVI_EMPTY || b >= m->g.buffer_count) {
             return SV_EFORMAT;
@@ -70,13 +70,13 @@ svi_pin_buffer(svi_mapping *m, uint32_t slot, uint64_t amount, uint32_t *buffer)
         SVI_STEP("pin.added");
         if (__builtin_expect(svi_load_seq(word) == seen, 1)) { /* E1 */
             if (__builtin_expect(svi_cell_pins(before) >= SVI_PINS_LIMIT, 0)) {
-                (void)svi_sub_seq(&cells[b], amount);
+                (void)svi_sub_seq(&cells[b], amount); /* E10 */
                 return SV_EINUSE;
             }
             *buffer = b;
             return 0;
         }
-        (void)svi_sub_seq(&cells[b], amount); /* E4 */
+        (void)svi_sub_seq(&cells[b], amount); /* E10 */
         SVI_STEP("pin.undone");
     }
     return SV_EMODIFIED;
@@ -87,12 +87,12 @@ svi_unpin_buffer(svi_mapping *m, uint32_t buffer)
 {
     svi_word *cells = svi_cells(m);
     if (cells == NULL || buffer >= m->g.buffer_count ||
-        svi_cell_pins(svi_load_relaxed(&cells[buffer])) == 0) {
+        svi_cell_pins(svi_load_relaxed(&cells[buffer])) == 0) { /* P4, relaxed: own cell */
         return; /* a cell without pins refuses: it belongs to somebody who forgot to pin */
     }
-    (void)svi_sub_seq(&cells[buffer], SVI_PIN); /* E4: what was read stays before it */
+    (void)svi_sub_seq(&cells[buffer], SVI_PIN); /* E10: reads stay before it; E12 */
     SVI_STEP("unpin.done");
-    if (__builtin_expect(svi_load_seq(&m->closing) != 0, 0)) { /* V2 */
+    if (__builtin_expect(svi_load_seq(&m->closing) != 0, 0)) { /* E11 (V2) */
         svi_mapping_settle(m);
     }
 }

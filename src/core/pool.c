@@ -45,6 +45,7 @@ sv_retire(sv_segment *segment, sv_retired reason)
     svi_mapping *m = svi_mapping_of(segment);
     unsigned char *rw = NULL;
     if (m != NULL && svi_writable(m, &rw, NULL) == 0) {
+        /* relaxed would do: set once, read alone */
         (void)svi_cas_seq(&svi_header_at(rw)->h_retired, SV_RETIRED_NO, (uint64_t)reason);
         SVI_STEP("retire.set");
     }
@@ -138,7 +139,7 @@ sv_pool_close(sv_owner *owner, sv_segment *segment, sv_error *err)
         return svi_fail(err, SV_EFORKED, 0, "close pool", "this process does not own the pool");
     }
     svi_mapping *m = svi_mapping_of(segment);
-    if (m != NULL && svi_load_seq(&m->reservations) != 0) {
+    if (m != NULL && svi_load_seq(&m->reservations) != 0) { /* counter of this process */
         return svi_fail(err, SV_EINUSE, 0, "close pool",
                         "reservations of '%s' are open; publish or cancel them first", m->name);
     }

@@ -31,7 +31,7 @@ typedef enum take_result { TAKE_DONE, TAKE_BUSY, TAKE_NAMED, TAKE_PINNED } take_
 static bool
 publish_is_named(const svi_mapping *m, unsigned char *rw, uint32_t buffer)
 {
-    uint64_t slot = svi_load_seq(&svi_buffer_at(m, rw, buffer)->b_slot);
+    uint64_t slot = svi_load_seq(&svi_buffer_at(m, rw, buffer)->b_slot); /* ordered by E6 */
     if (slot == 0 || slot > m->g.slot_count) {
         return false;
     }
@@ -86,9 +86,9 @@ publish_hint(unsigned char *rw, uint32_t buffer)
 {
     svm_header *header = svi_header_at(rw);
     for (uint32_t i = 0; i < SVI_HINTS; i++) {
-        uint64_t hint = svi_load_relaxed(&header->h_hints[i]);
+        uint64_t hint = svi_load_relaxed(&header->h_hints[i]); /* hint (W6) */
         if (hint == (uint64_t)buffer + 1 ||
-            (hint == 0 && svi_cas_seq(&header->h_hints[i], 0, (uint64_t)buffer + 1))) {
+            (hint == 0 && svi_cas_seq(&header->h_hints[i], 0, (uint64_t)buffer + 1))) { /* W6 */
             return;
         }
     }
@@ -100,7 +100,7 @@ publish_take_hinted(const svi_mapping *m, unsigned char *rw, uint32_t row, uint3
     svm_header *header = svi_header_at(rw);
     for (uint32_t i = 0; i < SVI_HINTS; i++) {
         uint64_t hint = svi_load_relaxed(&header->h_hints[i]);
-        if (hint == 0 || !svi_cas_seq(&header->h_hints[i], hint, 0)) {
+        if (hint == 0 || !svi_cas_seq(&header->h_hints[i], hint, 0)) { /* hint (W6) */
             continue;
         }
         if (hint > m->g.buffer_count) {
@@ -129,7 +129,7 @@ publish_take_walking(const svi_mapping *m, unsigned char *rw, uint32_t row, uint
     uint32_t start = (uint32_t)(svi_load_relaxed(&header->h_walk) % count);
     for (uint32_t k = 0; k < count; k++) {
         uint32_t b = (uint32_t)(((uint64_t)start + k) % count);
-        if (svi_load_relaxed(&svi_buffer_at(m, rw, b)->b_writer) != 0 ||
+        if (svi_load_relaxed(&svi_buffer_at(m, rw, b)->b_writer) != 0 || /* hint (W6) */
             publish_is_named(m, rw, b)) {
             continue;
         }
@@ -204,7 +204,7 @@ sv_reserve(sv_segment *segment, uint64_t timeout_ns, sv_reservation *reservation
         svi_os_sleep_ns(pause < timeout_ns - waited ? pause : timeout_ns - waited);
         pause = pause * 2 < POLL_LAST_NS ? pause * 2 : POLL_LAST_NS;
     }
-    svi_add_seq(&m->reservations, 1);
+    svi_add_seq(&m->reservations, 1); /* counter of this process */
     *reservation = (sv_reservation){.data = svi_payload_at(m, rw, buffer),
                                     .capacity_bytes = m->g.chunk_size,
                                     .mapping_ = m,
@@ -338,7 +338,7 @@ publish_end(svi_mapping *m, sv_reservation *reservation)
     reservation->state_ = 0;
     reservation->mapping_ = NULL;
     reservation->data = NULL;
-    (void)svi_sub_seq(&m->reservations, 1);
+    (void)svi_sub_seq(&m->reservations, 1); /* counter of this process */
 }
 
 /* Claim the current buffer as well, so that nobody refills it while its reads are counted. Another
@@ -400,10 +400,12 @@ sv_publish(sv_reservation *reservation, uint32_t slot, sv_error *err)
         old = svi_buffer_at(m, rw, old_buffer);
         claimed = publish_claim_current(old, m->hold.row);
         base = svi_load_relaxed(&old->b_read_base);
-        svi_store_relaxed(&fresh->b_version, svi_load_relaxed(&old->b_version) + 1);
-        svi_store_relaxed(&fresh->b_read_base, svi_buffer_reads_settled(m, reservation->buffer_));
+        /* Release, for who counts without a pin: a number that is seen early shows the change too. */
+        svi_store_release(&fresh->b_version, svi_load_relaxed(&old->b_version) + 1); /* C4 */
+        svi_store_release(&fresh->b_read_base,
+                          svi_buffer_reads_settled(m, reservation->buffer_)); /* C4 */
         fresh->b_published_ns = svi_os_realtime_ns();
-        svi_store_seq(&fresh->b_slot, (uint64_t)slot + 1);
+        svi_store_seq(&fresh->b_slot, (uint64_t)slot + 1); /* ordered by E6 */
         SVI_STEP("publish.addressed");
         /* The commit: everything above is visible to who sees it. */
         if (svi_cas_seq(&target->s_word, seen,
@@ -444,8 +446,9 @@ sv_publish_next(sv_reservation *reservation, uint32_t *slot, sv_error *err)
     svm_buffer *fresh = svi_buffer_at(m, rw, reservation->buffer_);
     uint64_t index = 0;
     bool won = false;
-    svi_store_relaxed(&fresh->b_version, 1);
-    svi_store_relaxed(&fresh->b_read_base, svi_buffer_reads_settled(m, reservation->buffer_));
+    svi_store_release(&fresh->b_version, 1); /* C4 */
+    svi_store_release(&fresh->b_read_base,
+                      svi_buffer_reads_settled(m, reservation->buffer_)); /* C4 */
     fresh->b_published_ns = svi_os_realtime_ns();
     while (!won) {
         index = svi_load_seq(&header->h_size); /* E5 */
@@ -456,7 +459,7 @@ sv_publish_next(sv_reservation *reservation, uint32_t *slot, sv_error *err)
                             "(max_memory_size or slot_count)",
                             m->g.slot_count, m->name);
         }
-        svi_store_seq(&fresh->b_slot, index + 1);
+        svi_store_seq(&fresh->b_slot, index + 1); /* ordered by E6 */
         SVI_STEP("append.addressed");
         won = svi_cas_seq(&svi_slots_at(m, rw)[index].s_word, SVI_EMPTY,
                           svi_slot_word(reservation->buffer_, 1)); /* E1, E3 */
@@ -545,7 +548,7 @@ sv_append(sv_segment *segment, const sv_chunk *chunk, uint32_t *slot, sv_error *
 static int
 publish_refuse_pinned(svi_mapping *m, uint32_t slot, sv_error *err)
 {
-    uint64_t word = svi_load_seq(&svi_slots(m)[slot].s_word);
+    uint64_t word = svi_load_seq(&svi_slots(m)[slot].s_word); /* advice: a hint */
     uint32_t buffer = svi_slot_buffer(word);
     if (word == SVI_EMPTY || buffer >= m->g.buffer_count) {
         return svi_fail(err, SV_EFORMAT, 0, "replace", "slot %u of '%s' is damaged", slot, m->name);

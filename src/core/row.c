@@ -24,15 +24,16 @@ row_clean(const svi_mapping *m, unsigned char *rw, uint32_t row)
 {
     svm_row *r = svi_row_at(m, rw, row);
     for (uint32_t b = 0; b < m->g.buffer_count; b++) {
+        /* relaxed: the dead one's last store is older than the lock we took (R5) */
         if (svi_cell_pins(svi_load_relaxed(&r->r_cells[b])) != 0) {
             /* Never a store of 0: the reads stay, and repeating it is harmless. */
-            svi_and_seq(&r->r_cells[b], ~SVI_PINS_MASK); /* E7 */
+            svi_and_seq(&r->r_cells[b], ~SVI_PINS_MASK); /* E10 */
             SVI_STEP("recover.unpinned");
         }
     }
     for (uint32_t b = 0; b < m->g.buffer_count; b++) {
         svm_buffer *header = svi_buffer_at(m, rw, b);
-        if (svi_load_relaxed(&header->b_writer) == (uint64_t)row + 1) {
+        if (svi_load_relaxed(&header->b_writer) == (uint64_t)row + 1) { /* relaxed (R5) */
             (void)svi_cas_seq(&header->b_writer, (uint64_t)row + 1, 0); /* E6 */
             SVI_STEP("recover.unclaimed");
         }
@@ -86,7 +87,7 @@ static bool
 row_looks_free(const svi_mapping *m, uint32_t row)
 {
     const svm_row *r = svi_row(m, row);
-    return svi_load_relaxed(&r->r_state) == SVI_ROW_FREE ||
+    return svi_load_relaxed(&r->r_state) == SVI_ROW_FREE || /* hint (R1) */
            svi_os_process_gone((int)svi_load_relaxed(&r->r_pid));
 }
 
@@ -269,7 +270,7 @@ svi_row_own_pins(const svi_mapping *m)
     uint64_t sum = 0;
     if (m->hold.row != SVI_NO_ROW) {
         for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-            sum += svi_cell_pins(svi_load_seq(&m->hold.map->r_cells[b])); /* V2 */
+            sum += svi_cell_pins(svi_load_seq(&m->hold.map->r_cells[b])); /* E12 */
         }
     }
     return sum;
@@ -346,12 +347,12 @@ row_count_filled(const svi_mapping *m, unsigned char *rw)
 {
     svm_header *header = svi_header_at(rw);
     for (;;) {
-        uint64_t size = svi_load_seq(&header->h_size);
+        uint64_t size = svi_load_seq(&header->h_size); /* E5 */
         if (size >= m->g.slot_count ||
-            svi_load_seq(&svi_slots_at(m, rw)[size].s_word) == SVI_EMPTY) {
+            svi_load_seq(&svi_slots_at(m, rw)[size].s_word) == SVI_EMPTY) { /* A3 */
             return;
         }
-        (void)svi_cas_seq(&header->h_size, size, size + 1);
+        (void)svi_cas_seq(&header->h_size, size, size + 1); /* E5 */
         SVI_STEP("recover.counted");
     }
 }
@@ -379,6 +380,7 @@ svi_recover(svi_mapping *m, uint32_t buffer, uint32_t *recovered, sv_error *err)
     uint32_t high = svi_high_rows(m);
     for (uint32_t r = 0; r < high; r++) {
         const svm_row *row = svi_row(m, r);
+        /* hints (R5): what counts is looked at again under the row's lock */
         if (r == m->hold.row || svi_load_seq(&row->r_state) == SVI_ROW_FREE ||
             (buffer != SVI_ANY_BUFFER &&
              svi_cell_pins(svi_load_relaxed(&row->r_cells[buffer])) == 0) ||
@@ -419,7 +421,8 @@ svi_buffer_pins(const svi_mapping *m, uint32_t buffer)
     uint64_t sum = 0;
     uint32_t high = svi_high_rows(m);
     for (uint32_t r = 0; r < high; r++) {
-        sum += svi_cell_pins(svi_load_seq(&svi_row(m, r)->r_cells[buffer])); /* E4 */
+        sum += svi_cell_pins(svi_load_seq(&svi_row(m, r)->r_cells[buffer])); /* E4, E10 */
+        SVI_STEP("scan.passed");
     }
     return sum;
 }
@@ -441,9 +444,9 @@ svi_buffer_reads_settled(const svi_mapping *m, uint32_t buffer)
     uint64_t sum = 0;
     uint32_t high = svi_high_rows(m);
     for (uint32_t r = 0; r < high; r++) {
-        uint64_t cell = svi_load_seq(&svi_row(m, r)->r_cells[buffer]);
+        uint64_t cell = svi_load_seq(&svi_row(m, r)->r_cells[buffer]); /* counter (C1) */
         for (int wait = 0; svi_cell_pins(cell) != 0 && wait < 1000; wait++) {
-            cell = svi_load_seq(&svi_row(m, r)->r_cells[buffer]);
+            cell = svi_load_seq(&svi_row(m, r)->r_cells[buffer]); /* counter (C1) */
         }
         sum += svi_cell_reads(cell);
     }
@@ -455,11 +458,11 @@ row_pins(const svi_mapping *m, uint32_t row, uint32_t buffer)
 {
     const svm_row *r = svi_row(m, row);
     if (buffer != SVI_ANY_BUFFER) {
-        return svi_cell_pins(svi_load_relaxed(&r->r_cells[buffer]));
+        return svi_cell_pins(svi_load_relaxed(&r->r_cells[buffer])); /* relaxed: for people */
     }
     uint64_t sum = 0;
     for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-        sum += svi_cell_pins(svi_load_relaxed(&r->r_cells[b]));
+        sum += svi_cell_pins(svi_load_relaxed(&r->r_cells[b])); /* relaxed: for people */
     }
     return sum;
 }
@@ -472,6 +475,7 @@ svi_row_holders(svi_mapping *m, uint32_t buffer, char *out, size_t bytes)
     uint32_t more = 0;
     out[0] = '\0';
     for (uint32_t r = 0; r < high; r++) {
+        /* a hint, for people */
         uint64_t pins =
             svi_load_seq(&svi_row(m, r)->r_state) == SVI_ROW_FREE ? 0 : row_pins(m, r, buffer);
         if (pins == 0) {
@@ -499,7 +503,7 @@ static void
 row_count_claims(const svi_mapping *m, sv_row_info *out, uint32_t count)
 {
     for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-        uint64_t writer = svi_load_relaxed(&svi_buffer(m, b)->b_writer);
+        uint64_t writer = svi_load_relaxed(&svi_buffer(m, b)->b_writer); /* relaxed: for people */
         for (uint32_t i = 0; writer != 0 && i < count; i++) {
             out[i].claims += writer == (uint64_t)out[i].row + 1;
         }
@@ -518,7 +522,7 @@ sv_rows(const sv_segment *segment, sv_row_info *out, uint32_t count)
     int probe = svi_probe(m);
     for (uint32_t r = 0; r < high; r++) {
         const svm_row *row = svi_row(m, r);
-        if (svi_load_seq(&row->r_state) == SVI_ROW_FREE) {
+        if (svi_load_seq(&row->r_state) == SVI_ROW_FREE) { /* a hint, for people */
             continue;
         }
         if (found < count) {
@@ -556,6 +560,7 @@ sv_handle_count(const sv_segment *segment)
     uint32_t high = svi_high_rows(m);
     for (uint32_t r = 0; r < high; r++) {
         const svm_row *row = svi_row(m, r);
+        /* a hint, for people */
         if (svi_load_seq(&row->r_state) != SVI_ROW_FREE && svi_row_alive(m, r)) {
             count += svi_load_relaxed(&row->r_handles);
         }

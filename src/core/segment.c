@@ -187,7 +187,7 @@ svi_mapping_settle(svi_mapping *m)
     if (svi_process_lock(NULL) != 0) {
         return;
     }
-    if (m->mapped && m->handles == 0 && svi_load_seq(&m->closing) != 0 &&
+    if (m->mapped && m->handles == 0 && svi_load_seq(&m->closing) != 0 && /* E11 */
         svi_row_own_pins(m) == 0) {
         segment_unmap(m);
     }
@@ -314,7 +314,7 @@ segment_handle(svi_mapping *m, sv_segment **out, sv_error *err)
     segment->mapping = m;
     m->handles++;
     svi_row_show_handles(m);
-    svi_store_seq(&m->closing, 0);
+    svi_store_seq(&m->closing, 0); /* V2: undone under the process lock */
     *out = segment;
     return 0;
 }
@@ -752,10 +752,11 @@ sv_segment_close(sv_segment *segment, sv_error *err)
     if (status != 0) {
         return status;
     }
-    if (m->handles == 1 && svi_load_seq(&m->reservations) != 0) {
+    if (m->handles == 1 && svi_load_seq(&m->reservations) != 0) { /* counter of this process */
         status = svi_fail(err, SV_EINUSE, 0, "close segment",
                           "%llu reservation(s) of '%s' are open; publish or cancel them first",
-                          (unsigned long long)svi_load_seq(&m->reservations), m->name);
+                          (unsigned long long)svi_load_seq(&m->reservations), /* the counter */
+                          m->name);
     } else {
         segment->magic = 0;
         segment->mapping = NULL;
@@ -763,7 +764,7 @@ sv_segment_close(sv_segment *segment, sv_error *err)
         m->handles--;
         svi_row_show_handles(m);
         if (m->handles == 0) {
-            svi_store_seq(&m->closing, 1); /* V2 */
+            svi_store_seq(&m->closing, 1); /* E11 (V2) */
             if (m->mapped && svi_row_own_pins(m) == 0) {
                 segment_unmap(m);
             }

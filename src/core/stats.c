@@ -37,7 +37,7 @@ svi_stats_count(const svi_mapping *m, unsigned char *rw, uint32_t slot, uint64_t
     svi_store_relaxed(&svi_slots_at(m, rw)[slot].s_last_reads, reads);
     svi_add_relaxed(&header->h_replace_events, 1);
     svi_add_relaxed(&header->h_reads_total, reads);
-    svi_max_seq(&header->h_reads_max, reads);
+    svi_max_seq(&header->h_reads_max, reads); /* counter */
     uint64_t position = svi_add_relaxed(&header->h_ring_head, 1);
     stats_ring_store(m, rw, position, reads > UINT32_MAX ? UINT32_MAX : (uint32_t)reads);
 }
@@ -62,18 +62,18 @@ stats_slot(const svi_mapping *m, uint32_t slot, bool with_pins, sv_slot_stats *o
     }
     const svm_slot *place = &svi_slots(m)[slot];
     for (int attempt = 0; attempt < STATS_ATTEMPTS; attempt++) {
-        uint64_t word = svi_load_seq(&place->s_word);
+        uint64_t word = svi_load_seq(&place->s_word); /* counters (C3) */
         uint32_t buffer = svi_slot_buffer(word);
         if (word == SVI_EMPTY || buffer >= m->g.buffer_count) {
             return SV_EFORMAT;
         }
         const svm_buffer *header = svi_buffer(m, buffer);
-        uint64_t base = svi_load_relaxed(&header->b_read_base);
+        uint64_t base = svi_load_acquire(&header->b_read_base); /* C4 */
         out->reads = svi_reads_since(svi_buffer_reads(m, buffer), base);
-        out->writes = svi_load_relaxed(&header->b_version);
+        out->writes = svi_load_acquire(&header->b_version); /* C4 */
         out->last_reads = svi_load_relaxed(&place->s_last_reads);
         out->pins = with_pins ? svi_buffer_pins(m, buffer) : 0;
-        if (svi_load_seq(&place->s_word) == word) {
+        if (svi_load_seq(&place->s_word) == word) { /* counters (C3) */
             return 0;
         }
     }
