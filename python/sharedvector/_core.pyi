@@ -43,10 +43,17 @@ class PoolBusyError(RuntimeError): ...
 
 @final
 class Reservation:
-    """A free buffer that is being filled; leaving the ``with`` block without publish cancels."""
+    """A free buffer that is being filled; leaving the ``with`` block without publish cancels.
+
+    ``publish`` and ``cancel`` make ``array`` read-only. Views that were taken from it before
+    (slices, reshaped arrays, memoryviews) stay writable: do not write through them any more, as
+    the buffer may hold another chunk by then.
+    """
 
     @property
-    def array(self) -> NDArray[Any]: ...
+    def array(self) -> NDArray[Any]:
+        """Writable array over the buffer; ValueError once it is published or cancelled."""
+
     @property
     def closed(self) -> bool: ...
     def publish(
@@ -57,7 +64,12 @@ class Reservation:
         source_index: int = 0,
         source_epoch: int = 0,
     ) -> int: ...
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """Give the buffer back unused; harmless when repeated.
+
+        ``array`` becomes read-only; views taken from it stay writable and must not be used.
+        """
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self,

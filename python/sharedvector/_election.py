@@ -7,7 +7,9 @@ from sharedvector._progress import Waiting
 from sharedvector._reign import Reign
 from sharedvector.coordination import (
     OwnerLock,
+    PoolBusyError,
     PoolPaths,
+    PoolSpawnError,
     look,
     owner_alive,
     wait_and_look,
@@ -99,5 +101,8 @@ def _own(paths: PoolPaths, plan: Plan, deadline: float) -> Reign | None:
     if lock is None:
         return None
     reign = Reign(paths, lock, plan)
-    reign.start(deadline)
+    try:
+        reign.start(deadline)
+    except PoolBusyError as error:
+        raise PoolSpawnError(f"pool {paths.name!r} cannot be made: {error}") from error
     return reign

@@ -61,16 +61,29 @@ class Plan:
         return min(self.num_producers, max(1, self.slot_count // 8))
 
 
-def log_orphans(name: str) -> None:
-    """Name the pools of this user, other than ``name``, whose owner is dead, and their sizes."""
+def log_leftovers(name: str) -> None:
+    """Say what the owner of ``name`` finds in shared memory before it makes its pool.
+
+    That is a vector of that name which is in use, and the pools of this user, under other names,
+    whose owner is dead, with their sizes.
+    """
     try:
         found = _core.list_segments()
     except OSError as error:
         logger.debug("shared memory cannot be listed: %s", error)
         return
     for item in found:
-        mine = item["uid"] == os.getuid() and item["name"] != name
-        if mine and item["owned"] and not item["owner_live"]:
+        if item["name"] == name:
+            if item["attached"] and not item["owned"]:
+                logger.warning(
+                    "segment %r, made by hand and in use, is replaced by the pool of that name; "
+                    "the processes attached to it keep its memory and see nothing of the pool",
+                    name,
+                )
+            continue
+        if item["uid"] != os.getuid():
+            continue
+        if item["owned"] and not item["owner_live"]:
             users = ", processes are still attached" if item["attached"] else ""
             logger.warning(
                 "orphaned pool %r takes %.1f MiB of shared memory%s; remove it with "

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import select
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from sharedvector import _core
-from sharedvector._job import (
-    Job,
-    logger,
-    open_parcel,
-    pack_loader,
-    remove_pool_files,
-    start_child,
-)
-from sharedvector._plan import Plan, log_orphans
+from sharedvector._events import EventReader
+from sharedvector._job import Job, logger, open_parcel, pack_loader, start_child
+from sharedvector._order import seed_of
+from sharedvector._plan import Plan, log_leftovers
 from sharedvector._progress import Progress
 from sharedvector._verdict import status_words
-from sharedvector.coordination import OwnerLock, PoolPaths, PoolSpawnError
+from sharedvector.coordination import (
+    OwnerLock,
+    PoolBusyError,
+    PoolPaths,
+    PoolSpawnError,
+    clear_marker,
+    read_marker,
+)
 from sharedvector.lifecycle import LifecycleGuard
-from sharedvector.producer import seed_of
 from sharedvector.stats import stats_capacity_for
 from sharedvector.vector import SharedVector
 
@@ -36,8 +35,10 @@ _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 _GIVE_UP_AFTER = 5  # supervisors in a row that loaded nothing
 _ROOM_LIMIT = 10.0  # seconds to wait until a dead pool's processes give their memory back
+_DYING_LIMIT = 2.0  # seconds that a dying owner may go on looking alive without its lock
 _KILL_MARGIN = 3.0  # seconds that a supervisor gets beyond what its workers get
 _LOOK_EVERY = 0.02
+_TRY_EVERY = 0.2
 
 
 class BootstrapInterrupted(PoolSpawnError):
@@ -75,7 +76,6 @@ class Reign:
         self._watcher: threading.Thread | None = None
         self._job: Job | None = None
         self._vector: SharedVector | None = None
-        self._events = b""
         self._last_error: str | None = None
 
     @property
@@ -108,6 +108,7 @@ class Reign:
             should_stop: asked while waiting.
 
         Raises:
+            PoolBusyError: the pool has a living owner that uses another lock directory.
             PoolSpawnError: the segment cannot be made (no space, ...), the loader cannot be sent,
                 or nothing can be loaded.
             TimeoutError: not ready by the deadline.
@@ -117,10 +118,11 @@ class Reign:
         try:
             loader = pack_loader(self._plan.loader)
             self._lock.clear_ready()
-            log_orphans(self._paths.name)
+            log_leftovers(self._paths.name)
             self._make_segment(deadline)
             self._job = self._make_job(loader)
-            self._bootstrap(deadline, should_stop)
+            with _refusals_in_words(self._paths.name):
+                self._bootstrap(deadline, should_stop)
             self._lock.write_ready()
             self.ready = True
             self._watcher = threading.Thread(
@@ -132,34 +134,53 @@ class Reign:
             raise
 
     def close(self) -> None:
-        """Stop the producer, remove the pool's files, release the lock. Harmless when repeated.
+        """Remove the pool's files, stop the producer, release the lock. Harmless when repeated.
 
-        Those attached keep their data. Takes at most ``join_timeout`` and some seconds. In a
-        forked child it does nothing.
+        Those attached keep their data. Takes at most ``join_timeout`` and some seconds. When
+        it is interrupted, no step is left out but waiting for the producer's end, and the next call
+        (at the latest that at exit) waits again. In a forked child it does nothing.
         """
         self._guard.trigger()
 
     def _take_down(self) -> None:
         self._closing.set()
+        # The files go before the producer does: nothing that happens to this process while the
+        # workers take their time can leave them behind.
         try:
-            self._lock.clear_ready()  # first: nobody should attach any more
-            vector = self._vector
-            if vector is not None:
-                vector.retire(_core.RETIRED_CLOSED)
-            self._end_supervisor()
-            if vector is not None:
-                remove_pool_files(self._lock, self._paths, vector.inode, vector.directory)
-        finally:
-            self._vector = None  # whoever keeps the handle should not keep the memory
-            self._lock.release()
+            _run_all(
+                self._clear_marker,  # first: nobody should attach any more
+                self._remove_segment,
+                self._end_supervisor,
+                self._lock.release,
+            )
+        except Exception:
+            self._vector = None
+            raise
+        # Not before: while this process is attached, the supervisor sees that its owner lives. And
+        # not kept longer: whoever keeps the handle should not keep the memory.
+        self._vector = None
+
+    def _clear_marker(self) -> None:
+        if self._lock.held:
+            self._lock.clear_ready()
+        elif read_marker(self._paths) == self._lock.generation:  # the first call was interrupted
+            clear_marker(self._paths)
+
+    def _remove_segment(self) -> None:
+        """Say that the segment is not refreshed any more, and remove its name."""
+        vector = self._vector
+        if vector is not None:
+            vector.retire(_core.RETIRED_CLOSED)
+            with contextlib.suppress(FileNotFoundError):
+                _core.remove_exact(
+                    self._paths.name, vector.inode, self._lock.generation, vector.directory
+                )
 
     # -- the segment
 
     def _make_segment(self, deadline: float | None) -> None:
         """Make the segment in place of any leftover."""
-        limit = time.monotonic() + _ROOM_LIMIT
-        if deadline is not None:
-            limit = min(limit, deadline)
+        began = time.monotonic()
         leftover = self._paths.segment.exists()
         while True:
             try:
@@ -175,21 +196,25 @@ class Reign:
                     generation=self._lock.generation,
                 )
                 break
+            except PoolBusyError:
+                # A process that is being killed gives its lock and its segment up one by one.
+                if not _within(began + _DYING_LIMIT, deadline):
+                    raise
             except OSError as error:
                 # The dead owner's workers may still hold the memory that we need.
-                wait = error.errno == errno.ENOSPC and leftover and time.monotonic() < limit
-                if not wait:
+                wait = error.errno == errno.ENOSPC and leftover
+                if not wait or not _within(began + _ROOM_LIMIT, deadline):
                     raise PoolSpawnError(
                         f"pool {self._paths.name!r} cannot be made: {error}"
                     ) from error
-                time.sleep(0.2)
+            time.sleep(_TRY_EVERY)
 
     def _make_job(self, loader: bytes) -> Job:
         plan = self._plan
         return Job(
             name=self._paths.name,
             directory=self.vector.directory,
-            lock_dir=str(self._paths.lock_dir.absolute()),
+            lock_dir=str(self._paths.lock_dir),
             generation=self._lock.generation,
             slot_count=plan.slot_count,
             source_size=plan.source_size,
@@ -205,33 +230,32 @@ class Reign:
 
     def _bootstrap(self, deadline: float | None, should_stop: Callable[[], bool] | None) -> None:
         """Start the supervisor and wait until every slot is filled."""
-        slot_count = self._plan.slot_count
-        vector = self.vector
-        progress = Progress(self._paths.name, slot_count, self._plan.log_level)
+        name, slot_count, vector = self._paths.name, self._plan.slot_count, self.vector
+        progress = Progress(name, slot_count, self._plan.log_level)
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
+        events = EventReader(read_end)
         starts = _Starts(vector)
         try:
             self._start_supervisor(write_end)
             while (filled := len(vector)) < slot_count:
                 select.select([read_end], [], [], _LOOK_EVERY)
-                self._read_events(read_end)
+                self._read_events(events)
                 status = self._supervisor.poll() if self._supervisor is not None else None
                 if status is not None:
-                    self._read_events(read_end)
+                    self._read_events(events)
                     if not starts.again(self._closing) and not self._closing.is_set():
                         raise self._spawn_error(
                             f"its supervisor ended {_GIVE_UP_AFTER} times ({status_words(status)})"
+                            f"{self._cause()}"
                         )
                     self._start_supervisor(write_end)
                 if self._closing.is_set() or (should_stop is not None and should_stop()):
-                    name = self._paths.name
                     raise BootstrapInterrupted(f"pool {name!r} was stopped while being filled")
                 if deadline is not None and time.monotonic() >= deadline:
-                    cause = f"; last error: {self._last_error}" if self._last_error else ""
                     raise TimeoutError(
-                        f"pool {self._paths.name!r} is not ready in time: "
-                        f"{filled}/{slot_count} slots filled{cause}"
+                        f"pool {name!r} is not ready in time: "
+                        f"{filled}/{slot_count} slots filled{self._cause()}"
                     )
                 progress.update(filled)
         finally:
@@ -239,17 +263,14 @@ class Reign:
             os.close(read_end)
             os.close(write_end)
 
-    def _read_events(self, read_end: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while block := os.read(read_end, 65536):
-                *lines, self._events = (self._events + block).split(b"\n")
-                for line in lines:
-                    self._take(json.loads(line))
+    def _read_events(self, events: EventReader) -> None:
+        for event in events.read():
+            if event["event"] == "fatal":
+                raise self._spawn_error(event["error"])
+            self._last_error = f"source {event['source']}: {event['error']}"
 
-    def _take(self, event: dict[str, Any]) -> None:
-        if event["event"] == "fatal":
-            raise self._spawn_error(event["error"])
-        self._last_error = f"source {event['source']}: {event['error']}"
+    def _cause(self) -> str:
+        return f"; last error: {self._last_error}" if self._last_error else ""
 
     def _spawn_error(self, reason: str) -> PoolSpawnError:
         return PoolSpawnError(f"pool {self._paths.name!r} could not be filled: {reason}")
@@ -321,6 +342,31 @@ class Reign:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+
+def _run_all(step: Callable[[], None], *others: Callable[[], None]) -> None:
+    """Call every step in turn, whatever the ones before it raise."""
+    try:
+        step()
+    finally:
+        if others:
+            _run_all(*others)
+
+
+@contextlib.contextmanager
+def _refusals_in_words(name: str) -> Iterator[None]:
+    """Turn the system's refusals (too many files, processes, ...) into PoolSpawnError."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise PoolSpawnError(f"pool {name!r} could not be filled: {error}") from error
+
+
+def _within(limit: float, deadline: float | None) -> bool:
+    """Whether there is time left for another try."""
+    return time.monotonic() < (limit if deadline is None else min(limit, deadline))
 
 
 class _Starts:

@@ -8,7 +8,6 @@ workers and removes the pool's files, provided that no new owner has come.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -18,6 +17,7 @@ import time
 from typing import Any
 
 from sharedvector import _core
+from sharedvector._events import EventReader, encode_event
 from sharedvector._job import (
     EXIT_FATAL,
     EXIT_STALE,
@@ -37,6 +37,7 @@ _RECOVER_EVERY = 2.0
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 _ORPHAN_LIMIT = 5.0  # seconds that workers get when the owner is dead
+_FATAL_LIMIT = 5.0  # seconds to wait for room in the owner's pipe for the last word
 
 
 class Worker:
@@ -45,6 +46,7 @@ class Worker:
     Attributes:
         process: the running one; None between two.
         useful: whether it has stored a chunk.
+        last_words: what it said when it ended; empty when it said nothing.
         due: when to start the next one.
     """
 
@@ -52,6 +54,7 @@ class Worker:
         self.worker_id = worker_id
         self.process: subprocess.Popen[bytes] | None = None
         self.useful = False
+        self.last_words = ""
         self.due = 0.0
         self._delay = _FIRST_DELAY
 
@@ -61,6 +64,7 @@ class Worker:
         self.due = time.monotonic() + self._delay
         self.process = None
         self.useful = False
+        self.last_words = ""
 
 
 class Supervisor:
@@ -87,9 +91,9 @@ class Supervisor:
         self._wake_read, wake_write = os.pipe()
         for fd in (self._events_read, self._events_write, self._wake_read, wake_write):
             os.set_blocking(fd, False)
-        self._partial = b""
+        self._events = EventReader(self._events_read)
         self._stopping = False
-        self._owner_died = False
+        self._owner_buried = False
         self._next_recover = 0.0
         self._poll = select.poll()
         self._poll.register(self._events_read, select.POLLIN)
@@ -109,9 +113,8 @@ class Supervisor:
             self._wait(self._start_due_workers())
             self._read_events()
             self._reap()
-            if not self._stopping and self._owner_gone():
-                self._bury_owner()
-                return 0
+            if self._owner_gone():
+                break
             self._recover()
             filled = len(self._vector)
             if filled < self._job.slot_count:
@@ -146,6 +149,8 @@ class Supervisor:
                 )
             except OSError as error:
                 logger.error("a producer worker could not be started: %s", error)
+                words = f"it could not be started: {error}"
+                self._verdict.crashed(worker.worker_id, words, len(self._vector))
                 worker.postpone()
         return left
 
@@ -158,6 +163,8 @@ class Supervisor:
             self._vector.counter_add(_core.COUNTER_RESTARTS)
             if not self._stopping:
                 words = status_words(status)
+                if worker.last_words:
+                    words = f"{words}; {worker.last_words}"
                 logger.warning("producer worker %d ended (%s)", worker.worker_id, words)
                 if status not in (EXIT_FATAL, EXIT_STALE):
                     self._verdict.crashed(worker.worker_id, words, len(self._vector))
@@ -166,19 +173,29 @@ class Supervisor:
             worker.postpone()
 
     def _end_workers(self, limit: float) -> None:
-        """End every worker: SIGTERM, and SIGKILL after ``limit`` seconds."""
+        """End every worker: SIGTERM, and SIGKILL after ``limit`` seconds.
+
+        The owner may die while they take their time. Then its files are removed, and the workers
+        have `_ORPHAN_LIMIT` seconds left.
+        """
         running = [w.process for w in self._workers if w.process is not None]
         deadline = time.monotonic() + limit
         for process in running:
             process.terminate()
+        while True:
+            if not self._owner_buried and self._owner_gone():
+                self._bury_owner()
+                deadline = min(deadline, time.monotonic() + _ORPHAN_LIMIT)
+            running = [process for process in running if process.poll() is None]
+            left = deadline - time.monotonic()
+            if not running or left <= 0:
+                break
+            self._wait(min(left, _TICK))
+            self._read_events()  # what is left there would wake the next wait
         for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        for process in running:
-            if process.returncode is None:
-                logger.warning("a producer worker did not end in %.1f s and is killed", limit)
-                process.kill()
-                process.wait()
+            logger.warning("a producer worker did not end in time and is killed")
+            process.kill()
+            process.wait()
 
     def _recover(self) -> None:
         now = time.monotonic()
@@ -197,23 +214,18 @@ class Supervisor:
                 pass
 
     def _read_events(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while block := os.read(self._events_read, 65536):
-                *lines, self._partial = (self._partial + block).split(b"\n")
-                for line in lines:
-                    self._take(line)
+        for event in self._events.read():
+            self._take(event)
 
-    def _take(self, line: bytes) -> None:
-        try:
-            event: dict[str, Any] = json.loads(line)
-        except ValueError:
-            return
-        kind = event.get("event")
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
         if kind == "stored":
             self._workers[event["worker"]].useful = True
             self._verdict.stored(event["worker"])
         elif kind == "unloadable":
             self._verdict.doom(event["error"])
+        elif kind == "ended":
+            self._workers[event["worker"]].last_words = event["error"]
         elif kind == "failed":
             self._verdict.failed(
                 event["worker"],
@@ -229,8 +241,10 @@ class Supervisor:
     def _tell_owner(self, event: dict[str, Any]) -> None:
         if self._report_fd < 0:
             return
+        if event["event"] == "fatal":  # must not be lost to a pipe that is full for a moment
+            select.select([], [self._report_fd], [], _FATAL_LIMIT)
         try:
-            os.write(self._report_fd, json.dumps(event).encode() + b"\n")
+            os.write(self._report_fd, encode_event(event))
         except BlockingIOError:
             return
         except OSError:  # the owner has stopped listening: the pool is filled
@@ -247,11 +261,11 @@ class Supervisor:
 
     def _bury_owner(self) -> None:
         """Do what a dead owner could not do any more."""
+        self._owner_buried = True
+        if self._owner_fd >= 0:
+            self._poll.unregister(self._owner_fd)  # it would wake every wait from now on
         self._vector.retire(_core.RETIRED_OWNER_DIED)
         paths = PoolPaths.for_name(self._job.name, self._job.lock_dir)
-        for worker in self._workers:
-            if worker.process is not None:
-                worker.process.terminate()
         try:
             lock = OwnerLock.try_acquire(paths, grace=1.0, generation=self._job.generation)
             if lock is not None:  # otherwise a new owner has come, and the names are its own
@@ -259,7 +273,6 @@ class Supervisor:
                 lock.release()
         except (OSError, RuntimeError) as error:
             logger.warning("leftovers of pool %r could not be removed: %s", paths.name, error)
-        self._end_workers(min(self._job.join_timeout, _ORPHAN_LIMIT))
 
 
 def main() -> int:

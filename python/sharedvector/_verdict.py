@@ -25,8 +25,8 @@ class Verdict:
 
     Hopeless is a bootstrap without a single chunk when every source has been tried, or many of
     them for some seconds by all workers, or the first six had chunks of the wrong dtype or size
-    for every worker; one whose loader cannot be made; and one in which a worker crashes three
-    times in a row while nobody stores anything.
+    for every worker; one whose loader cannot be made; and one in which a worker crashes, or
+    cannot be started, three times in a row while nobody stores anything.
 
     Args:
         source_size: how many sources there are.
@@ -79,13 +79,15 @@ class Verdict:
             self._first_error = (source, error)
 
     def crashed(self, worker: int, how: str, filled: int) -> None:
-        """A worker process ended by itself with ``filled`` slots in the pool."""
+        """A worker process ended by itself, or could not be started (``how``), with ``filled``
+        slots in the pool.
+        """
         count, then = self._crashes.get(worker, (0, filled))
         count = count + 1 if then == filled else 1
         self._crashes[worker] = (count, filled)
         if count >= _CRASHES:
             self.doom(
-                f"a producer worker ended {count} times in a row without storing a chunk "
+                f"a producer worker failed {count} times in a row without storing a chunk "
                 f"({how}); {self._filled(filled)}"
             )
 

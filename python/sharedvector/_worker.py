@@ -10,7 +10,6 @@ So it also sets a flag that the producer looks at between two steps.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import pickle
@@ -20,12 +19,11 @@ import types
 import warnings
 from typing import Any, NoReturn
 
+from sharedvector._events import encode_event
 from sharedvector._job import EXIT_FATAL, EXIT_STALE, REMEDY, Job, attach_job, logger, receive
 from sharedvector.lifecycle import install_parent_death_signal
 from sharedvector.producer import Producer, describe, number_loader
 from sharedvector.vector import SharedVector
-
-_LONGEST_TEXT = 1500  # characters; an event must fit into one atomic write to the pipe
 
 
 class Stopped(BaseException):
@@ -79,19 +77,8 @@ class Reporter:
 
     def send(self, event: dict[str, Any]) -> None:
         """Send one event as a line of JSON; dropped when the pipe is full or closed."""
-        event = {**event, "worker": self._worker_id}
-        if "error" in event:
-            event["error"] = shorten(event["error"])
         with contextlib.suppress(OSError):
-            os.write(self._fd, json.dumps(event).encode() + b"\n")
-
-
-def shorten(text: str) -> str:
-    """Cut a text in its middle so that its JSON fits into one write."""
-    text = text.encode("ascii", "backslashreplace").decode()
-    if len(text) <= _LONGEST_TEXT:
-        return text
-    return f"{text[: _LONGEST_TEXT // 2]} ... {text[-_LONGEST_TEXT // 2 :]}"
+            os.write(self._fd, encode_event({**event, "worker": self._worker_id}))
 
 
 def main() -> int:
@@ -159,11 +146,17 @@ def _work(job: Job, events_fd: int, worker_id: int, stop: _Stop) -> int:
     )
     try:
         producer.run()
-    except KeyboardInterrupt as error:  # from the loader: SIGINT is ignored
-        logger.warning("the loader ended its worker: %s", describe(error))
-    except Exception as error:
-        logger.warning("a producer worker failed: %s", describe(error))
-        logger.debug("a producer worker failed:", exc_info=error)
+    except Stopped:
+        raise
+    except BaseException as error:
+        if stop.asked():
+            return 0
+        # What is no Exception is the loader's: KeyboardInterrupt too, as SIGINT is ignored.
+        who = "a producer worker failed" if isinstance(error, Exception) else "the loader ended it"
+        text = f"{who}: {describe(error)}"
+        logger.warning("producer worker %d: %s", worker_id, text)
+        logger.debug("producer worker %d:", worker_id, exc_info=error)
+        report.send({"event": "ended", "error": text})
     return 1
 
 

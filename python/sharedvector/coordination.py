@@ -82,10 +82,13 @@ class PoolPaths:
 
     @classmethod
     def for_name(cls, name: str, lock_dir: Path | str | None = None) -> PoolPaths:
-        """Paths of the pool ``name``; None takes ``$SHAREDVECTOR_LOCK_DIR``, else /dev/shm."""
+        """Paths of the pool ``name``; None takes ``$SHAREDVECTOR_LOCK_DIR``, else /dev/shm.
+
+        A relative ``lock_dir`` is taken from the working directory of this moment.
+        """
         if lock_dir is None:
             lock_dir = os.environ.get(LOCK_DIR_ENV) or DEFAULT_LOCK_DIR
-        return cls(name, Path(lock_dir))
+        return cls(name, Path(lock_dir).absolute())
 
     @property
     def lock(self) -> Path:
@@ -118,7 +121,7 @@ class OwnerLock:
     """
 
     def __init__(self, paths: PoolPaths, fd: int, generation: str) -> None:
-        self._adopt(paths, _core.Owner(paths.name, str(paths.lock_dir), generation, fd=fd))
+        self._adopt(paths, _core.Owner(paths.name, _fixed(paths), generation, fd=fd))
 
     def _adopt(self, paths: PoolPaths, owner: _core.Owner) -> None:
         self._paths = paths
@@ -148,7 +151,7 @@ class OwnerLock:
         paths.lock_dir.mkdir(parents=True, exist_ok=True)
         while True:
             try:
-                owner = _core.Owner(paths.name, str(paths.lock_dir), generation)
+                owner = _core.Owner(paths.name, _fixed(paths), generation)
             except PoolBusyError:
                 if time.monotonic() >= deadline:
                     return None
@@ -179,6 +182,11 @@ class OwnerLock:
     def release(self) -> None:
         """Remove the lock file and stop being the owner. Harmless when not held."""
         self._owner.release()
+
+
+def _fixed(paths: PoolPaths) -> str:
+    """The directory of a lock, which must be found again after a change of working directory."""
+    return str(paths.lock_dir.absolute())
 
 
 class ReadyState(NamedTuple):

@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class LifecycleGuard:
-    """Runs a clean-up at most once: when triggered, or at interpreter exit while armed.
+    """Runs a clean-up once: when triggered, or at interpreter exit while armed.
 
     The guard belongs to the process that made it, or to the one that armed it last. A forked
     child inherits the object but not the duty: there it reads as not armed, and neither the
@@ -28,7 +28,9 @@ class LifecycleGuard:
 
     Args:
         cleanup: called without arguments, in the thread that triggers. What it raises goes to
-            the caller of ``trigger()``; it is not called again.
+            the caller of ``trigger()``. It is not called again after an error; it is after an
+            interrupt (``KeyboardInterrupt`` and whatever else is no ``Exception``), by the next
+            ``trigger()`` or at exit.
     """
 
     def __init__(self, cleanup: Callable[[], None]) -> None:
@@ -46,7 +48,7 @@ class LifecycleGuard:
 
     @property
     def cleaned(self) -> bool:
-        """Whether the clean-up has been started."""
+        """Whether the clean-up has been started, and not interrupted."""
         return not self._pending
 
     def arm(self) -> None:
@@ -68,7 +70,8 @@ class LifecycleGuard:
     def trigger(self) -> None:
         """Run the clean-up now, unless it ran before or belongs to another process.
 
-        Afterwards the guard is disarmed, also when the clean-up raised.
+        Afterwards the guard is disarmed, also when the clean-up raised an error. After an
+        interrupt it is as before: armed or not, with the clean-up still to be done.
         """
         if self._pid != os.getpid():
             return
@@ -78,8 +81,13 @@ class LifecycleGuard:
             return
         try:
             self._cleanup()
-        finally:
+        except Exception:
             self.disarm()
+            raise
+        except BaseException:
+            self._pending.append(True)
+            raise
+        self.disarm()
 
 
 class ParentWatchdog(threading.Thread):

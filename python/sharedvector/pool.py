@@ -199,16 +199,16 @@ class PoolHandle:
 
     def close(self) -> None:
         """Owner: stop the producer and remove the pool; those attached keep their data.
-        Follower: forget it. Harmless when repeated.
+        Follower: forget it. Harmless when repeated; after an interrupt it goes on.
         """
-        if self._closed:
-            return
-        self._closed = True
-        if self._vector is not None:
-            with contextlib.suppress(Exception):  # a damaged pool has to be closed too
-                self._last_stats = collect_stats(self._vector)
-            self._vector = None
-        _registry.forget(self)
+        if not self._closed:
+            self._closed = True
+            if self._vector is not None:
+                with contextlib.suppress(Exception):  # a damaged pool has to be closed too
+                    self._last_stats = collect_stats(self._vector)
+                self._vector = None
+            _registry.forget(self)
+        # Called again too: it may have been interrupted.
         if self._reign is not None:
             self._reign.close()
         elif self._lock is not None:

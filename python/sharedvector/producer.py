@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sharedvector import _core
+from sharedvector._order import SourceOrder, seed_of
 from sharedvector.vector import InUseError, OutOfMemoryError, SharedVector
 
 if TYPE_CHECKING:
@@ -37,32 +37,6 @@ class StopFlag(Protocol):
     def is_set(self) -> bool:
         """Return whether it is."""
         ...
-
-
-class SourceOrder:
-    """Sources without replacement: each epoch is a permutation that the seed and its number fix.
-
-    Tickets count all draws of all workers, so that a source comes again only after all others.
-    """
-
-    def __init__(self, source_size: int, seed: int) -> None:
-        self._size = source_size
-        self._seed = seed
-        self._epoch = -1
-        self._order: np.ndarray[Any, Any] = np.empty(0, np.int64)
-
-    def draw(self, ticket: int) -> tuple[int, int]:
-        """Return the source of a ticket and its epoch."""
-        epoch, place = divmod(ticket, self._size)
-        if epoch != self._epoch:
-            self._order = np.random.default_rng([self._seed, epoch]).permutation(self._size)
-            self._epoch = epoch
-        return int(self._order[place]), epoch
-
-
-def seed_of(generation: str) -> int:
-    """Return the seed that a generation stands for: another order in each reign."""
-    return int.from_bytes(hashlib.blake2b(generation.encode(), digest_size=8).digest(), "little")
 
 
 class ChunkRefusedError(ValueError):
@@ -105,7 +79,11 @@ class FailureLog:
 
 def describe(error: BaseException) -> str:
     """Return an error's type and text in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    try:
+        text = " ".join(str(error).split())
+    except Exception as another:
+        text = f"(its text cannot be made: {type(another).__name__})"
+    return f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 class Producer:
@@ -390,6 +368,9 @@ def open_segment(
 
 
 def number_loader(loader: object, worker_id: int) -> None:
-    """Tell a loader that wants to know the number of its worker."""
-    if hasattr(loader, "worker_id"):
-        loader.worker_id = worker_id
+    """Tell a loader that wants to know the number of its worker, and can be told."""
+    try:
+        if hasattr(loader, "worker_id"):
+            loader.worker_id = worker_id
+    except Exception as error:
+        logger.debug("the loader's worker_id cannot be set: %s", describe(error))

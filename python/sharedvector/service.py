@@ -124,7 +124,7 @@ class ProducerService:
         Whatever goes wrong, nothing is left behind.
 
         Raises:
-            PoolBusyError: another owner is alive.
+            PoolBusyError: another owner is alive, be it with this lock directory or another.
             PoolSpawnError: the segment cannot be made, or nothing can be loaded; the message has
                 the loader's own error.
         """

@@ -70,12 +70,15 @@ class SharedVector(_core.Segment):
     On attach the sizes, mode of creation, max_rows and spare_buffers are those of the segment.
 
     Raises:
-        ValueError: a bad name or size, no slot fits, or the segment that exists has another dtype,
-            slot_count, generation or inode than asked for (both are named).
+        ValueError: a bad name, a size of 0 or beyond the limit, no slot fits, or the segment that
+            exists has another dtype, slot_count, generation or inode than asked for (both are
+            named).
+        TypeError: a size or count that is no integer from 0 to 2**64 - 1: -1, too.
         FileNotFoundError: there is none, and create is False.
         FormatError: the file of that name is no usable segment.
         OSError: the memory cannot be reserved (errno ENOSPC), or the system refuses.
         InUseError: max_rows processes are attached.
+        PoolBusyError: `replace`, and the segment is a pool whose owner lives.
         TimeoutError: another process held the name for longer than `timeout`.
     """
 

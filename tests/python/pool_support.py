@@ -83,6 +83,17 @@ class DiesOnce(Constant):
         return super().__call__(source_index)
 
 
+class Walkout(Constant):
+    """Raises something that is meant to end the process."""
+
+    def __init__(self, what: BaseException) -> None:
+        super().__init__()
+        self.what = what
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        raise self.what
+
+
 class Stubborn(Constant):
     """Hangs at its third chunk and does not listen to SIGTERM."""
 

@@ -56,12 +56,27 @@ def test_paths_of_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert paths.marker == tmp_path / "run42.ready"
     assert paths.segment == Path(os.environ.get("SHAREDVECTOR_SHM_DIR", "/dev/shm")) / "run42"
     assert paths == PoolPaths("run42", tmp_path)
+    assert PoolPaths.for_name("run42", "locks").lock_dir == Path.cwd() / "locks"
     monkeypatch.delenv("SHAREDVECTOR_LOCK_DIR", raising=False)
     assert PoolPaths.for_name("run42").lock_dir == coordination.DEFAULT_LOCK_DIR
     monkeypatch.setenv(coordination.LOCK_DIR_ENV, str(tmp_path))
     assert PoolPaths.for_name("run42") == paths
     monkeypatch.setenv("SHAREDVECTOR_SHM_DIR", "/mnt/huge")
     assert paths.segment == Path("/mnt/huge/run42")
+
+
+def test_a_lock_in_a_relative_directory_is_released_after_chdir(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lock = OwnerLock.try_acquire(PoolPaths("run42", Path("locks")), grace=0)
+    assert lock is not None
+    monkeypatch.chdir("/")
+    lock.write_ready()
+    assert (tmp_path / "locks" / "run42.ready").exists()
+    lock.clear_ready()
+    lock.release()
+    assert list((tmp_path / "locks").iterdir()) == []
 
 
 @pytest.mark.parametrize(

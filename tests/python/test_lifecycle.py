@@ -93,6 +93,43 @@ def test_error_in_cleanup_goes_to_the_caller_once() -> None:
     assert calls == [1] and guard.cleaned and not guard.armed
 
 
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_cleanup_is_done_again(interrupt: type[BaseException]) -> None:
+    calls: list[int] = []
+
+    def clean() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise interrupt
+
+    guard = LifecycleGuard(clean)
+    guard.arm()
+    with pytest.raises(interrupt):
+        guard.trigger()
+    assert guard.armed and not guard.cleaned
+    guard.trigger()
+    guard.trigger()
+    assert (calls, guard.armed, guard.cleaned) == ([1, 1], False, True)
+
+
+def test_an_interrupted_cleanup_is_done_at_exit() -> None:
+    done = run("""
+        calls = []
+        def clean():
+            calls.append(1)
+            print("call", len(calls))
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+        guard = LifecycleGuard(clean)
+        guard.arm()
+        try:
+            guard.trigger()
+        except KeyboardInterrupt:
+            pass
+    """)
+    assert (done.returncode, done.stdout) == (0, "call 1\ncall 2\n"), done.stderr
+
+
 def test_cleanup_may_trigger_again() -> None:
     calls: list[int] = []
 

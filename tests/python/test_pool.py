@@ -24,6 +24,7 @@ from pool_support import (
     Constant,
     Empty,
     OneBad,
+    alive,
     children,
     ended,
     files,
@@ -148,6 +149,66 @@ def test_the_files_of_coordination_may_lie_elsewhere(tmp_path: Path) -> None:
         assert files(name) == [name]
         assert sorted(p.name for p in tmp_path.iterdir()) == [f"{name}.lock", f"{name}.ready"]
     assert files(name) == [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("step", ["_clear_marker", "_remove_segment", "_end_supervisor", "_ended"])
+def test_an_interrupt_at_any_step_of_the_end_leaves_the_rest_done(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = unique("steps")
+    handle = ensure_pool(name, 2, producer=spec(), ready_timeout=50)
+    reign: Any = handle._reign
+    (supervisor,) = children(os.getpid())
+
+    def interrupt(*arguments: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reign, step, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        handle.close()
+    assert not handle.is_owner and f"{name}.lock" not in files(name)
+    handle.close()
+    assert files(name) == []
+    assert not alive(supervisor)
+
+
+def test_a_relative_directory_of_coordination_is_found_again_after_chdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    name = unique("reldir")
+    with ensure_pool(name, 2, producer=spec(), lock_dir="locks", ready_timeout=50) as handle:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert handle.lock_dir == tmp_path / "locks"
+        locks = sorted(path.name for path in handle.lock_dir.iterdir())
+        assert locks == [f"{name}.lock", f"{name}.ready"]
+        again = ensure_pool(name, 2, mode="attach", lock_dir=handle.lock_dir, ready_timeout=5)
+        assert again is handle
+    assert list((tmp_path / "locks").iterdir()) == []
+
+
+def test_a_pool_that_lives_with_another_lock_directory_is_not_replaced(
+    owner: PoolHandle, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(PoolSpawnError, match=r"has a living owner.*another lock directory"):
+        ensure_pool(owner.name, 4, producer=spec(), lock_dir=tmp_path, ready_timeout=50)
+    assert time.monotonic() - began < 10
+    assert list(tmp_path.iterdir()) == []
+    assert not owner.attach().retired and refreshes(owner.attach())
+
+
+def test_a_vector_in_use_is_replaced_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    name = unique("byhand")
+    vector = SharedVector(name, chunk_size=64, slot_count=2)
+    vector.append(np.full(4, 7, np.float32))
+    with ensure_pool(name, 2, producer=spec(), ready_timeout=50) as handle:
+        assert handle.attach().generation != vector.generation
+    assert vector.get(0).tolist() == [7, 7, 7, 7]
+    (text,) = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    assert "in use, is replaced by the pool" in text
 
 
 def test_leftovers_are_replaced() -> None:

@@ -17,10 +17,9 @@ from sharedvector import Chunk, SharedVector, _core, no_meta, remove_shared_memo
 from sharedvector.producer import (
     FailureLog,
     Producer,
-    SourceOrder,
     describe,
+    number_loader,
     producer_worker,
-    seed_of,
 )
 
 
@@ -64,22 +63,6 @@ def counter(vector: SharedVector, which: int) -> int:
 
 
 # ---- order of sources --------------------------------------------------------------------------
-
-
-def test_every_epoch_has_every_source_once_in_another_order() -> None:
-    order = SourceOrder(50, 7)
-    draws = [order.draw(ticket) for ticket in range(150)]
-    epochs = [[source for source, epoch in draws if epoch == number] for number in range(3)]
-    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2]
-
-
-def test_the_order_is_a_matter_of_the_seed_alone() -> None:
-    one, two, other = SourceOrder(20, 7), SourceOrder(20, 7), SourceOrder(20, 8)
-    tickets = [25, 3, 39, 0]  # any way through the tickets
-    assert [one.draw(t) for t in tickets] == [two.draw(t) for t in reversed(tickets)][::-1]
-    assert [one.draw(t) for t in range(20)] != [other.draw(t) for t in range(20)]
-    assert seed_of("a") != seed_of("b")
 
 
 def test_workers_share_the_sources(vector: SharedVector) -> None:
@@ -267,6 +250,48 @@ def test_many_bad_sources_do_not_flood_the_log(caplog: pytest.LogCaptureFixture)
 def test_an_error_in_one_line() -> None:
     assert describe(OSError("two\nlines ")) == "OSError: two lines"
     assert describe(KeyError()) == "KeyError"
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_error_without_a_text_is_told_like_any_other(vector: SharedVector) -> None:
+    def load(source_index: int) -> list[Chunk]:
+        raise Speechless
+
+    assert describe(Speechless()) == "Speechless: (its text cannot be made: ValueError)"
+    with Running(vector, load) as running:
+        wait_for(lambda: counter(vector, _core.COUNTER_ERRORS) >= 3)
+    assert running.events[0]["error"].startswith("Speechless")
+
+
+# ---- the number of the worker ------------------------------------------------------------------
+
+
+class OwnNumber(Constant):
+    @property
+    def worker_id(self) -> int:
+        return 7
+
+
+class NoNumber(Constant):
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+
+def test_a_loader_is_numbered_where_it_can_be() -> None:
+    loader = Noisy()
+    number_loader(loader, 3)
+    assert loader.worker_id == 3
+    own = OwnNumber()
+    number_loader(own, 3)
+    assert own.worker_id == 7
+    number_loader(NoNumber(), 3)  # which goes on without
+    plain = Constant()
+    number_loader(plain, 3)
+    assert not hasattr(plain, "worker_id")
 
 
 # ---- as a plain function -----------------------------------------------------------------------

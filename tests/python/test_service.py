@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +136,20 @@ def test_a_living_owner_is_not_disturbed() -> None:
         assert refreshes(SharedVector(one.name, create=False))
         with ensure_pool(one.name, 4, mode="attach", ready_timeout=20) as handle:
             assert not handle.is_owner
+    with two:
+        assert two.started
+
+
+def test_a_living_owner_with_another_lock_directory_is_not_disturbed(tmp_path: Path) -> None:
+    one = service("dirs")
+    two = service("dirs", name=one.name, lock_dir=tmp_path)
+    with one:
+        began = time.monotonic()
+        with pytest.raises(PoolBusyError, match="another lock directory"):
+            two.start()
+        assert time.monotonic() - began < 10
+        assert not two.started and list(tmp_path.iterdir()) == []
+        assert refreshes(SharedVector(one.name, create=False))
     with two:
         assert two.started
 

@@ -25,10 +25,13 @@ from pool_support import (
     Swallower,
     Unfit,
     Unloadable,
+    Walkout,
     alive,
     children,
+    files,
     refreshes,
     run,
+    running,
     spec,
     unique,
     wait_for,
@@ -37,7 +40,6 @@ from pool_support import (
 from sharedvector import PoolHandle, PoolSpawnError, _core, ensure_pool
 from sharedvector._job import Job, open_parcel, pack_loader
 from sharedvector._verdict import Verdict, status_words
-from sharedvector._worker import shorten
 
 
 @pytest.fixture
@@ -124,12 +126,6 @@ def test_statuses_in_words() -> None:
     assert status_words(3) == "exit status 3"
     assert status_words(-signal.SIGKILL) == "killed by SIGKILL"
     assert status_words(-77) == "killed by signal 77"
-
-
-def test_long_errors_fit_into_one_write_to_a_pipe() -> None:
-    text = shorten("ü\n" * 5000)
-    assert len(text) < 2000
-    assert shorten("short") == "short"
 
 
 # ---- what is sent ------------------------------------------------------------------------------
@@ -234,12 +230,43 @@ def test_what_does_not_pickle_at_all_is_refused() -> None:
     [
         (Unloadable(), "cannot be made in the producer process.*left_at_home.*move the loader"),
         (Dies(), "3 times in a row.*exit status 7"),
+        (Walkout(KeyboardInterrupt()), "3 times in a row.*the loader ended it: KeyboardInt"),
+        (Walkout(BaseException("enough")), "3 times in a row.*ended it: BaseException: enough"),
     ],
 )
 def test_hopeless_workers_end_the_start_in_seconds(loader: Any, words: str) -> None:
     with pytest.raises(PoolSpawnError, match=words):
         ensure_pool(unique("dies"), 4, producer=spec(loader), ready_timeout=50)
     assert children(os.getpid()) == []
+
+
+def test_workers_that_cannot_be_started_are_hopeless() -> None:
+    code = """
+        import json, os, sys, time
+        from sharedvector import SharedVector, _supervisor
+        from sharedvector._job import EXIT_FATAL, Job
+
+        def refuse(*arguments, **settings):
+            raise OSError(11, "no more processes")
+
+        name = sys.argv[1]
+        vector = SharedVector(name, chunk_size=4096, slot_count=4, exclusive=True, owned=True)
+        try:
+            job = Job(name, vector.directory, "/dev/shm", vector.generation,
+                      4, 8, 2, 0.0, 1.0, 20, 1, b"")
+            read_end, write_end = os.pipe()
+            _supervisor.start_child = refuse
+            began = time.monotonic()
+            status = _supervisor.Supervisor(job, -1, vector, -1, write_end).run()
+            assert status == EXIT_FATAL and time.monotonic() - began < 10
+            print(json.loads(os.read(read_end, 65536))["error"])
+        finally:
+            os.unlink(os.path.join(vector.directory, name))
+    """
+    status, out, err = run(code, unique("refused"))
+    assert status == 0, err
+    assert "3 times in a row" in out and "could not be started: [Errno 11] no more" in out
+    assert "0/4 slots filled" in out
 
 
 def test_a_wrong_dtype_ends_the_start_after_a_few_sources(
@@ -303,6 +330,52 @@ def test_a_worker_that_does_not_listen_is_killed_in_time() -> None:
     workers = wait_for(lambda: children(supervisor_of_this_process()))
     handle.close()
     assert not any(alive(pid) for pid in workers)
+
+
+CLOSING = """
+    import os, sys, time
+    from pool_support import Stubborn, files, spec
+    from sharedvector import ensure_pool
+
+    name, limit = sys.argv[1:]
+    producer = spec(Stubborn(), num_producers=2, producer_join_timeout=float(limit))
+    handle = ensure_pool(name, 2, producer=producer, ready_timeout=50)
+    time.sleep(1.5)  # until both workers hang
+    print(handle._reign._supervisor.pid, flush=True)
+    try:
+        handle.close()
+    except KeyboardInterrupt:
+        print("interrupted", files(name), flush=True)
+        handle.close()
+    print("closed", files(name))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_owner_that_dies_while_it_closes_leaves_nothing(number: int) -> None:
+    name = unique("closing")
+    with running(CLOSING, name, "120") as owner:
+        supervisor = int(owner.first_line)  # type: ignore[attr-defined]
+        workers = children(supervisor)
+        assert len(workers) == 2
+        wait_for(lambda: name not in files(name))
+        time.sleep(0.5)
+        assert alive(supervisor)  # it gives the workers their time
+        owner.send_signal(number)
+        wait_for(lambda: files(name) == [], 5)
+        wait_for(lambda: not any(alive(pid) for pid in [supervisor, *workers]), 10)
+
+
+def test_an_interrupted_close_is_finished_by_the_next() -> None:
+    name = unique("again")
+    with running(CLOSING, name, "2.0") as owner:
+        supervisor = int(owner.first_line)  # type: ignore[attr-defined]
+        workers = children(supervisor)
+        wait_for(lambda: name not in files(name))
+        owner.send_signal(signal.SIGINT)
+        out, err = owner.communicate(timeout=30)
+        assert (owner.returncode, out) == (0, "interrupted []\nclosed []\n"), err
+        assert not any(alive(pid) for pid in [supervisor, *workers])
 
 
 def test_a_loader_that_swallows_the_end_delays_it_by_one_source_at_most() -> None:

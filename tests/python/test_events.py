@@ -1,0 +1,59 @@
+"""Events fit into one write to a pipe, and what is no event does no harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharedvector._events import EventReader, encode_event, shorten
+
+
+def test_a_short_text_stays_as_it_is() -> None:
+    assert shorten("OSError: volume-003 is truncated") == "OSError: volume-003 is truncated"
+
+
+def test_a_long_text_keeps_its_ends() -> None:
+    text = shorten("begin " + "x" * 9000 + " end")
+    assert len(text) < 1600
+    assert text.startswith("begin x") and text.endswith("x end")
+
+
+@pytest.mark.parametrize(
+    "letter", ["\x01", "\0", "\x7f", "\n", '"', "\\", "ü", "\udc80", "\U0001f600", "a"]
+)
+def test_an_event_fits_into_one_atomic_write(letter: str) -> None:
+    line = encode_event({"event": "failed", "source": 10**18, "error": letter * 9000, "worker": 99})
+    assert len(line) <= select.PIPE_BUF
+    assert line.count(b"\n") == 1 and json.loads(line)["source"] == 10**18
+
+
+@given(st.text(st.characters(), max_size=3000))
+def test_any_text_can_be_sent(text: str) -> None:
+    line = encode_event({"event": "fatal", "error": text})
+    assert len(line) <= select.PIPE_BUF
+    assert json.loads(line) == {"event": "fatal", "error": shorten(text)}
+    assert shorten(shorten(text)).isascii()
+
+
+def test_the_reader_puts_lines_together_and_leaves_out_what_is_no_event() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        os.set_blocking(read_end, False)
+        reader = EventReader(read_end)
+        assert reader.read() == []
+        os.write(write_end, b'{"event": "stored", "wor')
+        assert reader.read() == []
+        os.write(
+            write_end, b'ker": 1}\nhalf a li{"event": "failed"}\n[1]\n7\n{"worker": 2}\n\xff\n'
+        )
+        assert reader.read() == [{"event": "stored", "worker": 1}]
+        os.write(write_end, encode_event({"event": "fatal", "error": "x"}))
+        assert reader.read() == [{"event": "fatal", "error": "x"}]
+    finally:
+        os.close(read_end)
+        os.close(write_end)
