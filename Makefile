@@ -4,6 +4,8 @@
 # TORCH_INDEX=<url>       package index for torch, and for torch only
 # DATA=/path/db.zarr      database for `make demo` instead of the one it writes
 # TESTS=<paths and flags> what pytest is given by `make test` and `make check`
+# TORTURE_SECONDS=60, FUZZ_SECONDS=60   how long these two run; SEED=<n> repeats a run
+# SHORT=1                 asan, tsan, valgrind, model: the short form that CI runs
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -26,8 +28,8 @@ C_FILES = $(shell find include src tests tools examples -name '*.[ch]' 2>/dev/nu
 .DELETE_ON_ERROR:
 # One installation at a time: pip does not expect company in a folder.
 .NOTPARALLEL:
-.PHONY: help demo test compare bench check lint format tidy ctest asan tsan coverage wheel clean \
-	distclean
+.PHONY: help demo test compare bench check lint format tidy ctest asan tsan valgrind fault fuzz \
+	torture mutants model rc11 coverage wheel clean distclean
 
 help:
 	@echo 'make demo      train on a Zarr database of brain volumes, two ranks, one pool'
@@ -40,8 +42,15 @@ help:
 	@echo 'make lint      formatting, ruff, mypy, stubtest, compiler warnings as errors'
 	@echo 'make format    rewrite C and Python files in the house format'
 	@echo 'make tidy      clang-tidy'
+	@echo 'make fault     killed at every step, and every system call failing, for every verb'
+	@echo 'make torture   kill -9 at random for TORTURE_SECONDS (60); SEED=n repeats'
+	@echo 'make fuzz      hostile segments for FUZZ_SECONDS (60); libFuzzer where clang is'
 	@echo 'make asan      C tests and extension under AddressSanitizer and UBSan'
 	@echo 'make tsan      C tests under ThreadSanitizer'
+	@echo 'make valgrind  C tests under valgrind'
+	@echo 'make mutants   one rule at a time taken out of the core: which C test notices'
+	@echo 'make model     the protocol in Spin, and the mutations that must fail'
+	@echo 'make rc11      every edge weakened by itself, under the C11 memory model'
 	@echo 'make coverage  line coverage of the C core'
 	@echo 'make wheel     wheel and sdist in dist/'
 	@echo 'make clean     remove build/ and dist/ (distclean: .venv too)'
@@ -121,15 +130,39 @@ ctest: $(VENV)/.build-tools
 	@cmake --build --preset dev -j $(JOBS)
 	@ctest --preset dev -j $(JOBS)
 
-asan tsan: $(VENV)/.test-tools $(VENV)/.package
-	@PYTHON='$(PY)' JOBS='$(JOBS)' sh tools/run_sanitized.sh $@
+# Each of these writes build/results/<target>.xml, which CI counts (docs/TESTING.md).
+RUN_STEP = sh tools/run_step.sh
+
+fault: $(VENV)/.build-tools
+	@JOBS='$(JOBS)' sh tools/run_c_tests.sh fault dev -L fault
+
+torture: $(VENV)/.build-tools
+	@JOBS='$(JOBS)' $(RUN_STEP) torture sh tools/run_torture.sh
+
+fuzz: $(VENV)/.build-tools
+	@JOBS='$(JOBS)' $(RUN_STEP) fuzz sh tools/run_fuzz.sh
+
+asan tsan: $(if $(SHORT),$(VENV)/.build-tools,$(VENV)/.test-tools $(VENV)/.package)
+	@PYTHON='$(PY)' JOBS='$(JOBS)' SHORT='$(SHORT)' sh tools/run_sanitized.sh $@
+
+valgrind: $(VENV)/.build-tools
+	@JOBS='$(JOBS)' SHORT='$(SHORT)' sh tools/run_valgrind.sh
+
+mutants: $(VENV)/.build-tools
+	@JOBS='$(JOBS)' $(RUN_STEP) mutants $(PY) tests/c/mutants.py
+
+model: $(VENV)/.build-tools
+	@PYTHON='$(PY)' $(RUN_STEP) model sh -c \
+		'sh models/run.sh $(if $(SHORT),--quick) || { s=$$?; [ $$s -ne 2 ] || s=77; exit $$s; }'
+
+rc11: $(VENV)/.build-tools
+	@$(RUN_STEP) rc11 $(PY) tools/rc11.py
 
 coverage: $(VENV)/.lint-tools
-	@cmake --preset coverage >/dev/null
-	@cmake --build --preset coverage -j $(JOBS)
-	@find build/coverage -name '*.gcda' -delete
-	@ctest --preset coverage -j $(JOBS)
-	@$(PY) -m gcovr --root . --filter src/core/ --merge-mode-functions=separate build/coverage
+	@find build/coverage -name '*.gcda' -delete 2>/dev/null || true
+	@JOBS='$(JOBS)' sh tools/run_c_tests.sh coverage coverage
+	@$(PY) -m gcovr --root . --filter src/core/ --merge-mode-functions=separate \
+		--fail-under-line 95 build/coverage
 
 wheel: $(VENV)/.lint-tools
 	@$(PY) -m build --no-isolation --outdir dist .

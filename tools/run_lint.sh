@@ -53,6 +53,7 @@ step ruff-format "$python" -m ruff format --check .
 step clang-format c_format
 step mypy "$python" -m mypy --config-file pyproject.toml
 step stubtest stubtest
+[ ! -e tools/check_edges.py ] || step edges "$python" tools/check_edges.py
 step warnings warnings
 step warnings-limited-api warnings_limited_api
 

@@ -1,17 +1,18 @@
 #!/bin/sh
-# Runs the C tests under a sanitizer, and for asan the extension's tests too.
-# Usage: run_sanitized.sh asan|tsan   Environment: PYTHON, JOBS
+# Runs the C tests under a sanitizer, and for asan the extension's tests too. With SHORT=1 only the
+# C tests of the modules, and the corpus of the fuzzer.
+# Usage: run_sanitized.sh asan|tsan   Environment: PYTHON, JOBS, SHORT
 set -eu
 cd "$(dirname "$0")/.."
 kind=$1
 python=${PYTHON:-.venv/bin/python}
-jobs=${JOBS:-2}
 export UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1
 
-cmake --preset "$kind" >/dev/null
-cmake --build --preset "$kind" -j "$jobs"
-ctest --preset "$kind" -j "$jobs"
+if [ -n "${SHORT:-}" ]; then
+    exec sh tools/run_c_tests.sh "$kind" "$kind" -L 'unit|fuzz|torture'
+fi
+sh tools/run_c_tests.sh "$kind" "$kind"
 [ "$kind" = asan ] || exit 0
 
 # The editable install in .venv hides every other copy of the package. So the instrumented one gets

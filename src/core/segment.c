@@ -460,7 +460,10 @@ static int
 segment_test_locks(svi_mapping *m, sv_error *err)
 {
     int fd = svi_fresh(m);
-    int status = fd < 0 ? fd : svi_os_lock_try(fd, SVI_LOCK_ROW + m->hold.row, true);
+    if (fd < 0) {
+        return svi_fail(err, SV_ESYS, -fd, "create segment", "cannot open '%s' again", m->name);
+    }
+    int status = svi_os_lock_try(fd, SVI_LOCK_ROW + m->hold.row, true);
     svi_os_close(fd);
     if (status != -EAGAIN) {
         return svi_fail(err, SV_EUNSUPPORTED, status < 0 ? -status : 0, "create segment",

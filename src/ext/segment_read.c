@@ -75,9 +75,8 @@ read_raise(SegmentObject *self, int code, PyObject *index, uint32_t size)
     sv_error err;
     ext_error_clear(&err);
     /* In a forked child the pin attached first, and had no room to say why it failed. */
-    int joined = code == SV_ESYS || code == SV_EROWS || code == SV_ENOMEM
-                     ? read_join(self, &err)
-                     : 0;
+    int joined =
+        code == SV_ESYS || code == SV_EROWS || code == SV_ENOMEM ? read_join(self, &err) : 0;
     if (joined != 0) {
         ext_raise(self->state, joined, &err);
         return;

@@ -24,6 +24,7 @@
 svi_word *world_flags;
 
 static char world_dir[64];
+static unsigned world_patience = 1;
 static pid_t world_root;
 static unsigned world_counter;
 
@@ -102,12 +103,16 @@ world_begin(unsigned limit_s)
         perror(world_dir);
         exit(1);
     }
+    const char *patience = getenv("WORLD_PATIENCE");
+    world_patience = patience != NULL ? (unsigned)strtoul(patience, NULL, 10) : 1;
     world_flags = flags;
     (void)setenv("SHAREDVECTOR_SHM_DIR", world_dir, 1);
     (void)setenv("SHAREDVECTOR_LOCK_DIR", world_dir, 1);
     (void)atexit(world_clean);
-    (void)signal(SIGALRM, world_too_long);
-    (void)alarm(limit_s);
+    if (limit_s != 0) {
+        (void)signal(SIGALRM, world_too_long);
+        (void)alarm(limit_s * world_patience);
+    }
     /* Grandchildren whose parent was killed come to us to be waited for. */
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
@@ -503,15 +508,19 @@ world_sleep_ms(unsigned milliseconds)
     (void)nanosleep(&span, NULL);
 }
 
-/* exit() lets a coverage build write its counts; sanitizers would look for leaks in the child, which
- * dies with everything open on purpose. */
-static void
-world_leave(int code)
+#ifdef SVI_COVERAGE
+extern void __gcov_dump(void);
+#endif
+
+/* Not exit(): sanitizers would look for leaks in the child, which dies with everything open on
+ * purpose. */
+void
+world_exit(int code)
 {
-    if (WORLD_SANITIZED) {
-        _exit(code);
-    }
-    exit(code);
+#ifdef SVI_COVERAGE
+    __gcov_dump();
+#endif
+    _exit(code);
 }
 
 pid_t
@@ -531,7 +540,7 @@ world_fork(int (*body)(void *argument), void *argument)
         tap_reset();
         int code = body(argument);
         (void)fflush(stdout);
-        world_leave(tap_failures() != 0 ? 99 : code);
+        world_exit(tap_failures() != 0 ? 99 : code);
     }
     return pid;
 }
@@ -540,7 +549,7 @@ int
 world_wait(pid_t pid, unsigned timeout_ms)
 {
     int status = 0;
-    for (unsigned waited = 0; waited <= timeout_ms; waited++) {
+    for (unsigned waited = 0; waited <= timeout_ms * world_patience; waited++) {
         pid_t got = waitpid(pid, &status, WNOHANG);
         if (got == pid) {
             return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -588,7 +597,7 @@ world_set(svi_word *flag, uint64_t value)
 bool
 world_await(const svi_word *flag, uint64_t value)
 {
-    for (unsigned waited = 0; waited < WORLD_WAIT_MS; waited++) {
+    for (unsigned waited = 0; waited < WORLD_WAIT_MS * world_patience; waited++) {
         if (svi_load_seq(flag) >= value) {
             return true;
         }

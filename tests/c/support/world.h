@@ -32,7 +32,8 @@
 #define WORLD_SANITIZED (WORLD_THREAD_SANITIZER || WORLD_ADDRESS_SANITIZER)
 
 /* Make the directory, point SHAREDVECTOR_SHM_DIR and SHAREDVECTOR_LOCK_DIR to it, and end the whole
- * program after `limit_s` seconds. */
+ * program after `limit_s` seconds (0: never). WORLD_PATIENCE in the environment multiplies this limit and all
+ * others, for slow (instrumented) builds. */
 void world_begin(unsigned limit_s);
 
 /* Fail on leftovers, remove the directory, print the summary; the exit code of the program. */
@@ -114,6 +115,9 @@ void world_twin_kill(sv_segment *twin);
 /* Run body(argument) in a child that dies with its parent. It exits with the result of body, or 99
  * when one of its checks failed. */
 pid_t world_fork(int (*body)(void *argument), void *argument);
+
+/* _exit() that writes the counts of a coverage build first. */
+void world_exit(int code) __attribute__((noreturn));
 
 /* Exit code, or 128 + signal. A child that takes longer than `timeout_ms` is killed: -1 and a
  * failed check. */

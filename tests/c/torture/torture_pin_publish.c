@@ -183,10 +183,11 @@ torture(void)
     EQ(svi_load_relaxed(&failed), 0);
     CHECK(svi_load_relaxed(&reads) > 100);
     CHECK(svi_load_relaxed(&writes) > 100);
-    tap_note("%llu reads, %llu writes, %llu deaths, %llu times no free buffer",
-             (unsigned long long)svi_load_relaxed(&reads),
-             (unsigned long long)svi_load_relaxed(&writes),
+    tap_note("deaths=%llu publishes=%llu reads=%llu torn=%llu blocked=%llu",
              (unsigned long long)svi_load_relaxed(&deaths),
+             (unsigned long long)svi_load_relaxed(&writes),
+             (unsigned long long)svi_load_relaxed(&reads),
+             (unsigned long long)svi_load_relaxed(&torn),
              (unsigned long long)svi_load_relaxed(&blocked));
     for (size_t age = 0; age < AGES; age++) {
         tap_note("views %zu%s versions old: %llu", age, age + 1 == AGES ? " or more" : "",
@@ -199,7 +200,8 @@ torture(void)
 int
 main(void)
 {
-    world_begin(600);
+    const char *given = getenv("TORTURE_SECONDS");
+    world_begin((given != NULL ? (unsigned)strtoul(given, NULL, 10) : 3) + 120);
     RUN(torture);
     return world_end();
 }

@@ -1,5 +1,8 @@
 /* sv_check finds each broken invariant, and none while others go on. */
 
+#include <string.h>
+
+#include "error.h"
 #include "row.h"
 #include "world.h"
 
@@ -89,6 +92,55 @@ rows_and_claims_are_checked(void)
     end();
 }
 
+static unsigned looks_left;
+static uint64_t good_word;
+
+/* After the last slot was looked at by itself, slot 1 comes to name slot 0's buffer. */
+static void
+break_after_the_looks(const char *step)
+{
+    if (strcmp(step, "unpin.done") == 0 && --looks_left == 0) {
+        svm_slot *slots = svi_slots_at(m, rw);
+        good_word = svi_load_seq(&slots[1].s_word);
+        svi_store_seq(&slots[1].s_word, svi_load_seq(&slots[0].s_word));
+    }
+}
+
+static void
+two_slots_never_name_one_buffer(void)
+{
+    sv_error err = {.message = ""};
+    begin("distinct");
+    looks_left = 3;
+    svi_step_hook = break_after_the_looks;
+    EQ(sv_check(segment, &err), SV_EFORMAT);
+    svi_step_hook = NULL;
+    HAS(err.message, "slots 0 and 1 name buffer");
+    svi_store_seq(&svi_slots_at(m, rw)[1].s_word, good_word);
+    end();
+}
+
+/* A slot that is published to all the time cannot be looked at; that is no damage. */
+static void
+republish(const char *step)
+{
+    svi_word *word = &svi_slots_at(m, rw)[2].s_word;
+    uint64_t now = svi_load_seq(word);
+    if (strcmp(step, "pin.added") == 0) {
+        svi_store_seq(word, svi_slot_successor(now, svi_slot_buffer(now)));
+    }
+}
+
+static void
+a_slot_that_never_rests_is_passed_over(void)
+{
+    begin("restless");
+    svi_step_hook = republish;
+    EQ(sv_check(segment, NULL), 0);
+    svi_step_hook = NULL;
+    end();
+}
+
 static int
 write_and_read_all_the_time(void *argument)
 {
@@ -129,6 +181,8 @@ main(void)
     RUN(slots_are_checked);
     RUN(arrays_are_checked);
     RUN(rows_and_claims_are_checked);
+    RUN(two_slots_never_name_one_buffer);
+    RUN(a_slot_that_never_rests_is_passed_over);
     RUN(others_may_go_on_meanwhile);
     return world_end();
 }

@@ -3,10 +3,12 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "faults.h"
 #include "world.h"
 
 static int
@@ -208,6 +210,36 @@ a_foreign_descriptor_is_not_adopted(void)
     svi_lockfile_drop(&other, true);
 }
 
+static svi_lockfile former;
+static svi_lockfile successor;
+static const char *contested;
+
+/* Between our open and our lock the holder leaves, and somebody else makes the file anew. */
+static int
+change_hands_before_the_lock(const char *call)
+{
+    if (strcmp(call, "flock") == 0) {
+        svi_fault_hook = NULL;
+        svi_lockfile_drop(&former, true);
+        (void)EQ(take(&successor, contested, NULL), 0);
+    }
+    return 0;
+}
+
+static void
+the_lock_of_a_file_that_lost_its_name_is_worth_nothing(void)
+{
+    svi_lockfile late = SVI_LOCKFILE_INIT;
+    sv_error err = {.message = ""};
+    contested = world_name("lost");
+    EQ(take(&former, contested, NULL), 0);
+    svi_fault_hook = change_hands_before_the_lock;
+    EQ(take(&late, contested, &err), SV_EBUSY);
+    svi_fault_hook = NULL;
+    svi_lockfile_drop(&successor, true);
+    EQ(world_files(), 0);
+}
+
 int
 main(void)
 {
@@ -215,6 +247,7 @@ main(void)
     RUN(one_holder_at_a_time);
     RUN(dropping_can_leave_the_file);
     RUN(a_file_that_is_not_ours_any_more_stays);
+    RUN(the_lock_of_a_file_that_lost_its_name_is_worth_nothing);
     RUN(a_killed_holder_holds_nothing);
     RUN(a_forked_child_does_not_keep_the_lock);
     RUN(closing_all_descriptors_keeps_the_lock);

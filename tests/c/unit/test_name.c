@@ -125,6 +125,9 @@ too_long_directories_are_refused(void)
     HAS(err.message, "512");
     HAS(err.message, "SHAREDVECTOR_SHM_DIR");
     EQ_STR(out, "same");
+    sv_owner *owner = NULL;
+    EQ(sv_owner_acquire("pool", given, NULL, &owner, &err), SV_EINVAL);
+    EQ(sv_list(given, NULL, NULL, &err), SV_EINVAL);
     given[SVI_DIRECTORY_BYTES - 1] = '\0';
     EQ(svi_shm_directory(given, out, &err), 0);
     EQ_STR(out, given);

@@ -159,7 +159,7 @@ fork_a_sleeper_and_be_killed(void *name)
     if (pid == 0) {
         world_set(&world_flags[2], (uint64_t)getpid());
         (void)world_await(&world_flags[1], 1);
-        _exit(0);
+        world_exit(0);
     }
     return world_await(&world_flags[1], 1) ? 0 : 1;
 }
@@ -300,6 +300,10 @@ a_strange_marker_is_no_marker(void)
     EQ(mkfifo(world_path(name, ".ready"), 0600), 0);
     CHECK(sv_ready_read(name, NULL, generation, &err) < 0); /* and does not wait for a writer */
     EQ(unlink(world_path(name, ".ready")), 0);
+    EQ(mkdir(world_path(name, ".ready"), 0700), 0);
+    EQ(sv_ready_read(name, NULL, generation, &err), SV_EFORMAT);
+    HAS(err.message, "not a regular file");
+    EQ(rmdir(world_path(name, ".ready")), 0);
     EQ(mkfifo(world_path(name, ".lock"), 0600), 0);
     CHECK(sv_owner_probe(name, NULL, generation, NULL, &err) <= 0);
     EQ(unlink(world_path(name, ".lock")), 0);

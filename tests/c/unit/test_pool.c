@@ -1,9 +1,11 @@
 /* Whole pools: an owner's reign from the lock to the last unlink, and those who follow it. */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "error.h"
 #include "os.h"
 #include "segment.h"
 #include "steps.h"
@@ -299,6 +301,45 @@ the_first_reason_stays(void)
     world_drop(segment);
 }
 
+static const char *reigned;
+static unsigned markers_seen;
+static unsigned unlinks_seen;
+
+static void
+look_for_the_marker(const char *step)
+{
+    if (strcmp(step, "create.unlinked") == 0) {
+        unlinks_seen++;
+        markers_seen += world_exists(reigned, ".ready");
+    }
+}
+
+static int
+reign_and_die(void *name)
+{
+    reign r = begin_reign(name, "same");
+    EQ(sv_ready_write(r.owner, NULL), 0);
+    return raise(SIGKILL);
+}
+
+/* Generations alone would not do: here the heir has that of the dead owner, whose marker would lead
+ * followers to a segment that is not filled yet. */
+static void
+the_marker_goes_before_the_segment(void)
+{
+    reigned = world_name("order");
+    EQ(world_wait(world_fork(reign_and_die, (void *)(uintptr_t)reigned), WORLD_WAIT_MS),
+       128 + SIGKILL);
+    EQ(world_exists(reigned, ".ready"), true);
+    svi_step_hook = look_for_the_marker;
+    reign r = begin_reign(reigned, "same");
+    svi_step_hook = NULL;
+    EQ(unlinks_seen, 1);
+    EQ(markers_seen, 0);
+    EQ(sv_pool_close(r.owner, r.segment, NULL), 0);
+    EQ(world_files(), 0);
+}
+
 /* ---- killed at every step ------------------------------------------------------------------ */
 
 static void
@@ -354,6 +395,7 @@ main(void)
     RUN(those_attached_learn_of_the_owners_death);
     RUN(a_stale_marker_leads_nobody_to_a_new_segment);
     RUN(the_first_reason_stays);
+    RUN(the_marker_goes_before_the_segment);
     RUN(killed_while_reigning);
     return world_end();
 }

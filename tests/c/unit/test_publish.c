@@ -105,6 +105,11 @@ chunks_are_checked_before_anything_is_written(void)
         arrays[i] =
             (sv_array){.data = bytes, .size_bytes = 16, .itemsize = 8, .ndim = 1, .shape = {2}};
     }
+    chunk.array_count = 3; /* of at most 2 */
+    EQ(sv_replace(segment, 0, &chunk, 0, &err), SV_EINVAL);
+    HAS(err.message, "max_arrays");
+    EQ(world_stamp(segment, 0), 1);
+    chunk.array_count = 1;
     EQ(sv_reserve(segment, 0, &reservation, NULL), 0);
     memset(reservation.data, 0x5a, 64);
 

@@ -81,6 +81,119 @@ a_lost_append_takes_the_next_slot(void)
     world_drop(subject);
 }
 
+static sv_reservation other;
+
+/* Another writer takes the very buffer that we have just chosen. */
+static void
+reserve_before_the_claim(const char *name)
+{
+    if (strcmp(name, "reserve.chosen") == 0 && race_left != 0) {
+        race_left--;
+        svi_step_hook = NULL;
+        (void)EQ(sv_reserve(subject, 0, &other, NULL), 0);
+    }
+}
+
+static void
+two_writers_that_choose_one_buffer_get_two(void)
+{
+    sv_reservation mine;
+    subject = world_segment(world_name("choice"), 2);
+    race_left = 1;
+    svi_step_hook = reserve_before_the_claim;
+    EQ(sv_reserve(subject, 0, &mine, NULL), 0);
+    steps_off();
+    EQ(race_left, 0);
+    CHECK(mine.data != other.data);
+    sv_cancel(&mine);
+    sv_cancel(&other);
+    world_audit(subject, 0, 0);
+    world_drop(subject);
+}
+
+static const void *published;
+
+/* Everything that can be had just before the commit. */
+static void
+reserve_all_before_the_commit(const char *name)
+{
+    sv_reservation taken[8];
+    unsigned count = 0;
+    if (strcmp(name, "publish.addressed") != 0 || race_left == 0) {
+        return;
+    }
+    race_left--;
+    svi_step_hook = NULL;
+    while (count < 8 && sv_reserve(subject, 0, &taken[count], NULL) == 0) {
+        CHECK(taken[count].data != published);
+        count++;
+    }
+    EQ(count, 4); /* of 6: without the current one and the one that is about to be */
+    while (count != 0) {
+        sv_cancel(&taken[--count]);
+    }
+}
+
+static void
+a_buffer_stays_claimed_until_it_is_current(void)
+{
+    sv_reservation mine;
+    subject = world_segment(world_name("claimed"), 1);
+    EQ(sv_reserve(subject, 0, &mine, NULL), 0);
+    EQ(world_fill(&mine, 7), 0);
+    published = mine.data;
+    race_left = 1;
+    svi_step_hook = reserve_all_before_the_commit;
+    EQ(sv_publish(&mine, 0, NULL), 0);
+    steps_off();
+    EQ(race_left, 0);
+    EQ(world_stamp(subject, 0), 7);
+    world_audit(subject, 0, 0);
+    world_drop(subject);
+}
+
+static sv_view late;
+
+/* After the scan somebody pins a slot's chunk and somebody else replaces it. */
+static void
+pin_and_replace_after_the_scan(const char *name)
+{
+    if (strcmp(name, "reserve.scanned") == 0 && race_left != 0) {
+        race_left--;
+        svi_step_hook = NULL;
+        (void)EQ(sv_pin(subject, 0, &late), 0);
+        (void)EQ(world_publish(subject, 0, 70), 0);
+    }
+}
+
+/* A hint leads to a current buffer. Had it been scanned before the look whether a slot names it, it
+ * could be displaced in between, and be taken with the view on it. */
+static void
+a_current_buffer_is_not_taken_when_it_is_displaced_meanwhile(void)
+{
+    sv_reservation mine;
+    uint64_t stamp = 0;
+    subject = world_segment(world_name("order"), 2);
+    svi_mapping *m = svi_mapping_of(subject);
+    unsigned char *rw = NULL;
+    EQ(svi_writable(m, &rw, NULL), 0);
+    uint32_t current = svi_slot_buffer(svi_load_seq(&svi_slots(m)[0].s_word));
+    svi_store_seq(&svi_header_at(rw)->h_hints[0], (uint64_t)current + 1);
+    race_left = 1;
+    svi_step_hook = pin_and_replace_after_the_scan;
+    EQ(sv_reserve(subject, 0, &mine, NULL), 0);
+    steps_off();
+    EQ(race_left, 0);
+    CHECK(mine.data != late.data);
+    EQ(world_fill(&mine, 80), 0);
+    CHECK(world_whole(&late, &stamp));
+    EQ(stamp, 1);
+    EQ(sv_publish(&mine, 1, NULL), 0);
+    sv_unpin(&late);
+    world_audit(subject, 0, 0);
+    world_drop(subject);
+}
+
 static int
 claim_current_and_wait(void *name)
 {
@@ -279,6 +392,9 @@ main(void)
     world_begin(55);
     RUN(a_lost_commit_is_repeated);
     RUN(a_lost_append_takes_the_next_slot);
+    RUN(two_writers_that_choose_one_buffer_get_two);
+    RUN(a_current_buffer_is_not_taken_when_it_is_displaced_meanwhile);
+    RUN(a_buffer_stays_claimed_until_it_is_current);
     RUN(a_writer_that_stopped_does_not_stop_the_others);
     RUN(threads_publish_through_one_handle);
     RUN(killed_while_appending);

@@ -342,6 +342,49 @@ a_row_that_died_is_cleaned_by_the_next_who_takes_it(void)
     world_drop(segment);
 }
 
+static int
+recover_and_pause(void *name)
+{
+    svi_testing_separate = true;
+    sv_segment *segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    steps_pause_on("recover.locked", &world_flags[2], &world_flags[3]);
+    EQ(sv_recover(segment, NULL, NULL), 0);
+    return sv_segment_close(segment, NULL);
+}
+
+/* Who attaches while a dead row is being cleaned gets another one, or it would lose its pins. */
+static void
+a_row_that_is_being_cleaned_is_not_taken(void)
+{
+    const char *name = world_name("cleaning");
+    sv_segment *segment = world_segment(name, 3);
+    sv_view view;
+    sv_slot_stats stats;
+    reader me = {name, 2, true};
+    world_flags_clear();
+    pid_t first = world_fork(read_and_wait, &me);
+    REQUIRE(world_await(&world_flags[0], 1));
+    pid_t second = world_fork(read_and_wait, &me);
+    REQUIRE(world_await(&world_flags[0], 2));
+    world_kill(first); /* its row goes to the one who recovers */
+    world_kill(second);
+    pid_t pid = world_fork(recover_and_pause, (void *)(uintptr_t)name);
+    REQUIRE(world_await(&world_flags[2], 1));
+    svi_testing_separate = true;
+    sv_segment *late = world_open(name, NULL, SV_OPEN_ATTACH);
+    svi_testing_separate = false;
+    EQ(sv_pin(late, 1, &view), 0);
+    world_set(&world_flags[3], 1);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    EQ(world_living(segment), 2);
+    EQ(sv_slot_stats_get(segment, 1, &stats), 0);
+    EQ(stats.pins, 1);
+    sv_unpin(&view);
+    EQ(sv_segment_close(late, NULL), 0);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
 /* ---- killed at every step ------------------------------------------------------------------ */
 
 static sv_segment *subject;
@@ -442,6 +485,7 @@ main(void)
     RUN(a_slot_that_a_dead_appender_filled_is_counted);
     RUN(exec_gives_up_the_row);
     RUN(a_row_that_died_is_cleaned_by_the_next_who_takes_it);
+    RUN(a_row_that_is_being_cleaned_is_not_taken);
     RUN(killed_while_attaching_or_leaving);
     RUN(killed_while_recovering);
     return world_end();

@@ -162,6 +162,10 @@ attaching_compares_what_was_asked_for(void)
     EQ(world_try_open(name, &options, SV_OPEN_ATTACH, &err), SV_EMISMATCH);
     HAS(err.message, "first");
     HAS(err.message, "second");
+    options.generation = NULL;
+    options.itemsize = 4; /* compared without a dtype too */
+    EQ(world_try_open(name, &options, SV_OPEN_ATTACH, &err), SV_EMISMATCH);
+    HAS(err.message, "8 bytes each, requested were 4");
     world_drop(segment);
 }
 
@@ -296,6 +300,30 @@ closing_with_a_reservation_is_refused(void)
     world_drop(segment);
 }
 
+/* The pointers to a process's cells lie in wiped pages of 512 each. */
+static void
+one_process_attaches_to_many(void)
+{
+    static sv_segment *handles[600];
+    sv_options options = world_options();
+    options.max_rows = 700;
+    const char *name = world_name("pages");
+    svi_testing_separate = true;
+    sv_segment *first = world_open(name, &options, SV_OPEN_CREATE);
+    EQ(world_append(first, 1), 0);
+    for (size_t i = 0; i < 600; i++) {
+        handles[i] = world_open(name, &options, SV_OPEN_ATTACH);
+        EQ(world_stamp(handles[i], 0), 1);
+    }
+    for (size_t i = 0; i < 600; i++) {
+        EQ(sv_segment_close(handles[i], NULL), 0);
+    }
+    svi_testing_separate = false;
+    EQ(sv_handle_count(first), 1);
+    world_audit(first, 0, 0);
+    world_drop(first);
+}
+
 static void
 what_is_no_open_handle_is_refused(void)
 {
@@ -306,6 +334,7 @@ what_is_no_open_handle_is_refused(void)
     sv_reservation reservation = {.buffer_ = 3};
     sv_slot_stats stats = {.reads = 3};
     sv_row_info row;
+    sv_stats counts = {.blocked_replaces = 3};
     uint32_t slot = 3;
     int unread = 3;
     sv_array array = {.itemsize = 1};
@@ -330,6 +359,9 @@ what_is_no_open_handle_is_refused(void)
     EQ(sv_handle_count(&closed), 0);
     EQ(sv_recover(&closed, &slot, &err), SV_ECLOSED);
     EQ(sv_check(&closed, &err), SV_ECLOSED);
+    EQ(sv_segment_join(&closed, &err), SV_ECLOSED);
+    sv_stats_get(&closed, &counts);
+    EQ(counts.blocked_replaces, 0);
     EQ(sv_owner_live(&closed), 0);
     EQ(sv_retired_get(&closed), SV_RETIRED_NO);
     sv_retire(&closed, SV_RETIRED_CLOSED);
@@ -353,6 +385,7 @@ main(void)
     RUN(removing_is_forgiving_and_exact);
     RUN(closing_with_live_views_defers);
     RUN(closing_with_a_reservation_is_refused);
+    RUN(one_process_attaches_to_many);
     RUN(what_is_no_open_handle_is_refused);
     return world_end();
 }

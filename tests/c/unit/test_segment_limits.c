@@ -29,6 +29,24 @@ what_does_not_fit_says_how_much_is_wanted_and_free(void)
     EQ(world_files(), 0);
 }
 
+/* The memory of the old one may be needed for the new one, so it goes first. */
+static void
+a_replacement_that_does_not_fit_leaves_no_name(void)
+{
+    const char *name = world_name("replace");
+    sv_options options = world_options();
+    sv_error err = {.message = ""};
+    sv_segment *segment = world_segment(name, 1);
+    options.chunk_size = UINT64_C(1) << 41;
+    options.slot_count = 1;
+    EQ(world_try_open(name, &options, SV_OPEN_REPLACE, &err), SV_ESYS);
+    EQ(err.sys_errno, ENOSPC);
+    EQ(world_files(), 0);
+    EQ(world_stamp(segment, 0), 1); /* those attached keep their data */
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
 static int
 create_under_file_limit(void *name)
 {
@@ -186,6 +204,7 @@ main(void)
 {
     world_begin(50);
     RUN(what_does_not_fit_says_how_much_is_wanted_and_free);
+    RUN(a_replacement_that_does_not_fit_leaves_no_name);
     RUN(the_file_limit_is_looked_at_first);
     RUN(a_full_address_space_is_an_error);
     RUN(only_a_tmpfs_will_do);

@@ -83,9 +83,13 @@ static int
 create_whatever_it_takes(void *name)
 {
     sv_options options = world_options();
+    sv_error err = {.code = 7, .message = "untouched"};
     options.timeout_ns = UINT64_MAX;
     world_set(&world_flags[0], 1);
-    return world_try_open(name, &options, SV_OPEN_CREATE, NULL);
+    EQ(world_try_open(name, &options, SV_OPEN_CREATE, &err), 0);
+    EQ(err.code, 7); /* a success after a retry leaves it alone */
+    EQ_STR(err.message, "untouched");
+    return 0;
 }
 
 static void
@@ -166,6 +170,23 @@ after_making(const char *name)
     EQ(world_files(), 0);
 }
 
+static int
+die_before_the_link(void *name)
+{
+    steps_kill_on("create.made", 1);
+    return world_open(name, NULL, SV_OPEN_CREATE) == NULL;
+}
+
+static void
+removing_takes_what_a_killed_creator_left(void)
+{
+    const char *name = world_name("left");
+    EQ(world_wait(world_fork(die_before_the_link, (void *)(uintptr_t)name), WORLD_WAIT_MS), 137);
+    EQ(world_files(), 1); /* its lock file, held by nobody */
+    EQ(sv_segment_remove(name, NULL, NULL), 0);
+    EQ(world_files(), 0);
+}
+
 static void
 a_killed_creator_leaves_a_whole_segment_or_none(void)
 {
@@ -181,6 +202,7 @@ main(void)
     RUN(a_half_made_segment_cannot_be_seen);
     RUN(an_endless_patience_is_none_too_short);
     RUN(a_sweeper_is_waited_for);
+    RUN(removing_takes_what_a_killed_creator_left);
     RUN(a_killed_creator_leaves_a_whole_segment_or_none);
     return world_end();
 }
