@@ -313,8 +313,8 @@ enum sv_open_flags {
  *           · SV_EMISMATCH another dtype, generation, inode or number of slots than asked for ·
  *           SV_EFORMAT a file of that name is no segment of this format or not safe to use ·
  *           SV_EROWS max_rows processes are attached · SV_ETIMEDOUT another process holds the name
- *           for longer than timeout_ns · SV_EBUSY (REPLACE) the segment's recorded owner lives · SV_EUNSUPPORTED not a tmpfs, or no working kernel locks ·
- *           SV_ESYS, SV_ENOMEM.
+ *           for longer than timeout_ns · SV_EBUSY (REPLACE) the segment's recorded owner lives ·
+ *           SV_EUNSUPPORTED not a tmpfs, or no working kernel locks · SV_ESYS, SV_ENOMEM.
  * Cost      Attach: tens of microseconds, plus the cells of one row (8 bytes per buffer).
  * Python    SharedVector(...)
  */

@@ -48,6 +48,21 @@ segment_same_file(const struct stat *st, dev_t device, ino_t inode)
     return st->st_dev == device && st->st_ino == inode;
 }
 
+/* The mapping's file, opened by its name; -ENOENT when the name is somebody else's by now. */
+static int
+segment_open_named(const svi_mapping *m)
+{
+    char path[SVI_PATH_BYTES];
+    struct stat st;
+    svi_path(path, m->directory, "", m->name, "");
+    int fd = svi_os_open(path, O_RDWR, 0);
+    if (fd >= 0 && (svi_os_fstat(fd, &st) != 0 || !segment_same_file(&st, m->device, m->inode))) {
+        svi_os_close(fd);
+        return -ENOENT;
+    }
+    return fd;
+}
+
 int
 svi_probe(svi_mapping *m)
 {
@@ -57,18 +72,8 @@ svi_probe(svi_mapping *m)
         return m->probe;
     }
     /* Somebody closed our descriptor, and it may be theirs by now: it is not ours to close. */
-    m->probe = -1;
-    char path[SVI_PATH_BYTES];
-    svi_path(path, m->directory, "", m->name, "");
-    int fd = svi_os_open(path, O_RDWR, 0);
-    if (fd < 0) {
-        return fd;
-    }
-    if (svi_os_fstat(fd, &st) != 0 || !segment_same_file(&st, m->device, m->inode)) {
-        svi_os_close(fd);
-        return -ENOENT;
-    }
-    m->probe = fd;
+    int fd = segment_open_named(m);
+    m->probe = fd < 0 ? -1 : fd;
     return fd;
 }
 
@@ -81,16 +86,8 @@ svi_fresh(svi_mapping *m)
         return fd;
     }
     /* No /proc, or one that is closed to us (after setuid): the name does, if it still is the file. */
-    char path[SVI_PATH_BYTES];
-    struct stat st;
-    svi_path(path, m->directory, "", m->name, "");
-    int named = svi_os_open(path, O_RDWR, 0);
-    if (named >= 0 && svi_os_fstat(named, &st) == 0 &&
-        segment_same_file(&st, m->device, m->inode)) {
-        return named;
-    }
-    svi_os_close(named);
-    return fd;
+    int named = segment_open_named(m);
+    return named >= 0 ? named : fd;
 }
 
 static int
@@ -723,7 +720,6 @@ sv_segment_open(const char *name, const sv_options *options, int flags, sv_segme
         return status;
     }
     uint64_t started = svi_os_monotonic_ns();
-    uint64_t patience = segment_patience(options, flags);
     for (;;) {
         sv_error attempt; /* a success after a retry leaves the caller's untouched */
         memset(&attempt, 0, sizeof attempt);
@@ -734,6 +730,7 @@ sv_segment_open(const char *name, const sv_options *options, int flags, sv_segme
             }
             return status;
         }
+        uint64_t patience = segment_patience(options, flags);
         if (svi_os_monotonic_ns() - started >= patience) {
             return svi_fail(err, SV_ETIMEDOUT, 0, "open segment",
                             "another process has been making or sweeping '%s' for %.1f s; try "
@@ -779,6 +776,18 @@ sv_segment_close(sv_segment *segment, sv_error *err)
 
 /* ---- removing and facts -------------------------------------------------------------------- */
 
+/* Unlink a segment's name; a missing one is no error. */
+static int
+segment_unlink(const char *path, sv_error *err)
+{
+    int status = svi_os_unlink(path);
+    if (status != 0 && status != -ENOENT) {
+        return svi_fail(err, SV_ESYS, -status, "remove segment", "cannot unlink %s", path);
+    }
+    SVI_STEP("remove.unlinked");
+    return 0;
+}
+
 int
 sv_segment_remove(const char *name, const char *directory, sv_error *err)
 {
@@ -792,12 +801,7 @@ sv_segment_remove(const char *name, const char *directory, sv_error *err)
         return status;
     }
     svi_path(path, where, "", name, "");
-    status = svi_os_unlink(path);
-    if (status != 0 && status != -ENOENT) {
-        status = svi_fail(err, SV_ESYS, -status, "remove segment", "cannot unlink %s", path);
-    } else {
-        status = 0;
-        SVI_STEP("remove.unlinked");
+    if ((status = segment_unlink(path, err)) == 0) {
         /* A creator that was killed leaves its lock file, which belongs to the same name. */
         svi_path(path, where, ".", name, ".create");
         struct stat st;
@@ -844,11 +848,8 @@ sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
         status = svi_fail(err, SV_ENOENT, ENOENT, "remove segment",
                           "%s is not the segment with inode %llu and generation %s", path,
                           (unsigned long long)inode, generation);
-    } else if ((status = svi_os_unlink(path)) != 0 && status != -ENOENT) {
-        status = svi_fail(err, SV_ESYS, -status, "remove segment", "cannot unlink %s", path);
     } else {
-        status = 0;
-        SVI_STEP("remove.unlinked");
+        status = segment_unlink(path, err);
     }
     svi_lockfile_drop(&creating, true);
     svi_process_unlock();
