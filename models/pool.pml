@@ -40,6 +40,7 @@ byte home[NBUFS];   /* b_slot: slot + 1 or 0 */
 byte live;          /* r_state, one bit for each row */
 byte mark;          /* h_high_rows */
 byte memory;        /* rows that have memory, one bit each */
+byte counted;       /* r_counted: rows that are below the mark for good, one bit each */
 bool ready;         /* the segment has its name (S1) */
 byte held[NROWS];   /* the row's lock byte: process + 1, 0 free; kept by the kernel */
 
@@ -62,7 +63,8 @@ c_decl {
         "reserve.filling", "publish.seen", "publish.claimed", "publish.addressed",
         "publish.committed", "publish.counted", "publish.released", "append.addressed",
         "append.committed", "append.counted", "cancel", "attach.locked", "attach.cleaning",
-        "attach.live", "attach.counted", "detach.freed", "recover.locked", "recover.cleaning"};
+        "attach.live", "attach.counted", "detach.freed", "recover.locked", "recover.cleaning",
+        "attach.remembered"};
 }
 #define REACHED(n, text) c_code { \
     if (!reach_seen[n]) { reach_seen[n] = 1; printf("reached: %s\n", text); } }
@@ -86,6 +88,7 @@ c_code {
 #endif
 
 #define IS_LIVE(r) ((live & BIT(r)) != 0)
+#define IS_COUNTED(r) ((counted & BIT(r)) != 0)
 #define IS_PINNED(r, b) ((pins[r] & BIT(b)) != 0)
 #define IS_NAMED(b) (home[b] != 0 && slot[home[b] - 1] == b + 1)
 
@@ -237,6 +240,25 @@ inline raise_mark()
 #endif
 }
 
+/* A row that was below the mark stays there; it remembers that, once the mark is raised. */
+inline count_row()
+{
+    if
+    :: atomic { IS_COUNTED(row) -> skip }
+    :: atomic { !IS_COUNTED(row) -> skip };
+#ifdef COUNTED_FIRST
+        atomic { true -> counted = counted | BIT(row) };
+        raise_mark()
+#else
+        raise_mark();
+        if
+        :: atomic { true -> counted = counted | BIT(row) } /* attach.remembered */
+        :: DIE(21, skip)
+        fi
+#endif
+    fi
+}
+
 #ifdef STATIC_ROWS
 /* The small form: a process has the row of its own number, and a dead one's is taken again when it
  * has been cleaned. */
@@ -260,7 +282,8 @@ inline attach()
 #endif
     fi;
     if /* memory for the row and for all rows between the mark and it */
-    :: atomic { true ->
+    :: atomic { IS_COUNTED(row) -> skip }
+    :: atomic { !IS_COUNTED(row) ->
 #ifdef HOLES
         memory = memory | BIT(row)
 #else
@@ -288,7 +311,7 @@ inline attach()
     set_live();
 #endif
 #ifndef PIN_BEFORE_MARK
-    raise_mark();
+    count_row();
 #endif
     skip
 }
@@ -303,7 +326,7 @@ inline detach()
 #else
     if
     :: atomic { true -> live = live & ~BIT(row) } /* detach.freed */
-    :: DIE(21, skip)
+    :: DIE(25, skip)
     fi;
     atomic { true -> DIED(row, 0); held[row] = 0; row = 0 }
 #endif
@@ -367,7 +390,7 @@ start:
             assert((whole & BIT(b)) != 0); /* I2 */
             views[b]++ }
 #ifdef PIN_BEFORE_MARK
-            raise_mark();
+            count_row();
 #endif
             end_view()
 #ifndef NO_RECHECK

@@ -50,7 +50,13 @@ DEATHS = (
     "publish.released",
     "recover.cleaning",
 )
-DEATHS_ROWS = ("attach.locked", "attach.live", "attach.counted", "attach.cleaning")
+DEATHS_ROWS = (
+    "attach.locked",
+    "attach.live",
+    "attach.counted",
+    "attach.remembered",
+    "attach.cleaning",
+)
 DEATHS_APPEND = ("append.addressed", "append.committed", "append.counted")
 
 
@@ -108,6 +114,14 @@ SEARCHES = [
     Search("fork: grandchild, 3 rows", "fork.pml", GRANDCHILD, quick=False, deep=True),
     Search("close: 2 views, 1 handle, 2 rounds", "close.pml", ""),
     Search("close: 3 views, 1 handle, 2 rounds", "close.pml", "-DNTHREADS=3", quick=False),
+    Search("owner: 2 candidates, supervisors, a follower", "owner.pml", ""),
+    Search(
+        "owner: 3 candidates, supervisors, a follower",
+        "owner.pml",
+        "-DNPROCS=3 -DNDEATHS=1",
+        quick=False,
+        deep=True,
+    ),
     Search("progress: a writer among the dead", "pool.pml", LIVE),
     Search(
         "progress: 2 readers and a writer that die",
@@ -117,6 +131,7 @@ SEARCHES = [
         deep=True,
     ),
     Search("progress: an appender among the dead", "pool.pml", LIVE_APPEND),
+    Search("progress: a candidate among the dead", "owner.pml", "-DLIVENESS"),
     # ---- states that must be reached -------------------------------------------------------------
     Search(
         "reach: pins and publications",
@@ -180,6 +195,20 @@ SEARCHES = [
             }
         ),
     ),
+    Search(
+        "reach: owner",
+        "owner.pml",
+        "-DREACH",
+        frozenset(
+            {
+                "the lock of a file that lost its name",
+                "a supervisor that found a new owner",
+                "taking over from the dead",
+                "a marker of another generation",
+                "a pool whose owner is dead",
+            }
+        ),
+    ),
 ]
 
 
@@ -210,7 +239,7 @@ def mutations() -> list[Search]:
         (
             "pool.pml",
             f"{ROWS} -DNO_OBSERVER",
-            ("MARK_STORE", "PIN_BEFORE_MARK", "CLEAN_UNLOCKED", "HOLES"),
+            ("MARK_STORE", "PIN_BEFORE_MARK", "COUNTED_FIRST", "CLEAN_UNLOCKED", "HOLES"),
         ),
         ("pool.pml", ROWS, ("PIN_BEFORE_LIVE", "NO_CLEAN_AT_ATTACH", "UNLOCK_FIRST")),
         ("pool.pml", f"{ROWS_MORTAL} -DNO_OBSERVER", ("LATE_UNCLAIM",)),
@@ -238,6 +267,21 @@ def mutations() -> list[Search]:
             "",
             ("LOOK_FIRST", "SUM_FIRST", "SETTLE_BLIND", "SETTLE_UNLOCKED", "STRUCT_FREED"),
         ),
+        (
+            "owner.pml",
+            "",
+            (
+                "NO_FILE_CHECK",
+                "LOCK_UNLINKED_EARLY",
+                "UNLOCKED_FIRST",
+                "MARKER_LAST",
+                "SEGMENT_FIRST",
+                "MARKED_EARLY",
+                "CLEANED_BY_OTHERS",
+                "NO_COMPARISON",
+            ),
+        ),
+        ("owner.pml", "-DLIVENESS", ("LOCK_INHERITED",)),
     ]
     return [
         Search(name, model, f"{macros} -D{name}", "error")

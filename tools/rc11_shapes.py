@@ -81,6 +81,25 @@ def attach_against_publish(o: dict[str, str]) -> tuple[list[Thread], dict[str, i
     return [reader, publisher], {"slot": 0, "cell": 0, "mark": 0, "data": 0}
 
 
+def attach_again_against_publish(o: dict[str, str]) -> tuple[list[Thread], dict[str, int]]:
+    """The same with a row whose earlier holder raised the mark, as its word `counted` says."""
+
+    def earlier() -> Generator[Op, int, object]:
+        yield ("cas", "mark", 0, 1, o["mark"])
+        yield ("store", "counted", 1, o["counted"])
+        return None
+
+    def reader() -> Generator[Op, int, object]:
+        if (yield ("load", "counted", o["known"])) == 1:
+            yield ("add", "cell", 1, o["pin"])
+            if (yield ("load", "slot", o["recheck"])) == 0:
+                yield ("read", "data")
+        return None
+
+    attach, start = attach_against_publish(o)
+    return [earlier, reader, *attach[1:]], {**start, "counted": 0}
+
+
 def publish_chunk(o: dict[str, str]) -> tuple[list[Thread], dict[str, int]]:
     """Message passing: who sees the new slot word sees the whole chunk."""
 

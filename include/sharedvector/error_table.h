@@ -30,7 +30,8 @@
     X(SV_EFORKED,     -16, "belongs to the process before the fork",            RuntimeError)      \
     X(SV_EUNSUPPORTED,-17, "this kernel or sandbox lacks what the pool needs",  OSError)           \
     X(SV_ESYS,        -18, "a system call failed",                              OSError)           \
-    X(SV_ENOMEM,      -19, "this process is out of memory",                     MemoryError)
+    X(SV_ENOMEM,      -19, "this process is out of memory",                     MemoryError)       \
+    X(SV_ETYPE,       -20, "there is no conversion between these types",        TypeError)
 /* clang-format on */
 
 #endif

@@ -216,6 +216,56 @@ typedef struct sv_reservation {
     uint64_t process_;
 } sv_reservation;
 
+/* What elements are, where that matters. Everything else moves as bytes. */
+typedef enum sv_type {
+    SV_OPAQUE = 0, /* any other: booleans, structures, foreign byte orders, ... */
+    SV_U8 = 1,
+    SV_I8 = 2,
+    SV_U16 = 3,
+    SV_I16 = 4,
+    SV_U32 = 5,
+    SV_I32 = 6,
+    SV_U64 = 7,
+    SV_I64 = 8,
+    SV_F16 = 9,
+    SV_F32 = 10,
+    SV_F64 = 11
+} sv_type;
+
+/* An array anywhere in memory. Elements need not be aligned. */
+typedef struct sv_strided {
+    void *data;        /* the element with all indices 0; only read when it is a source */
+    uint32_t type;     /* an sv_type */
+    uint32_t itemsize; /* bytes of one element */
+    uint32_t ndim;
+    uint64_t shape[SV_MAX_NDIM];
+    int64_t strides[SV_MAX_NDIM]; /* bytes from one element to the next; may be negative */
+} sv_strided;
+
+/* value * scale + offset. */
+typedef struct sv_scale {
+    double scale;
+    double offset;
+} sv_scale;
+
+/* What sv_gather() makes of each chunk. Always start with sv_gather_options_init(). */
+typedef struct sv_gather_options {
+    size_t size;                 /* sizeof(sv_gather_options), set by sv_gather_options_init */
+    uint64_t shape[SV_MAX_NDIM]; /* of each item of the output */
+    uint32_t ndim;
+    uint32_t threads;        /* 0: chosen by size and processors */
+    uint32_t type;           /* sv_type of the chunks; only a conversion needs it */
+    uint32_t out_type;       /* sv_type of the output; equal to `type`: none */
+    const sv_scale *scale;   /* as for sv_move(); NULL: none */
+    const uint64_t *origins; /* crop: count x ndim indices where it begins; NULL: none */
+    /* Crop, too: count x ndim numbers u, 0 <= u < 1; it begins at floor(u * (length of the chunk -
+     * length of the crop + 1)). NULL: none; wins over origins. */
+    const double *fractions;
+    const uint32_t *flips;       /* count masks: bit i mirrors axis i; NULL: none */
+    double (*meta)[SV_MAX_META]; /* count rows for the chunks' metadata; NULL: not wanted */
+    uint32_t *meta_counts;       /* how many values each row has got; only with meta */
+} sv_gather_options;
+
 /* What is known about the chunk that a view holds. */
 typedef struct sv_chunk_info {
     uint64_t version; /* writes to the slot up to this chunk; the append counts as one */
@@ -244,13 +294,18 @@ typedef struct sv_stats {
 
 /* Counters that the producers of a pool share. Values start at 0 and only grow. */
 typedef enum sv_counter {
-    SV_COUNTER_SOURCE = 0,   /* ticket of the next source to load */
-    SV_COUNTER_LOADS = 1,    /* sources loaded */
-    SV_COUNTER_ERRORS = 2,   /* sources that could not be loaded */
-    SV_COUNTER_CURSOR = 3,   /* next slot to refresh, modulo the number of slots */
-    SV_COUNTER_EMPTY = 4,    /* sources that gave no chunk */
-    SV_COUNTER_RESTARTS = 5, /* producer workers and supervisors that were started again */
-    SV_COUNTER_COUNT = 8
+    SV_COUNTER_SOURCE = 0,      /* ticket of the next source to load */
+    SV_COUNTER_LOADS = 1,       /* sources loaded */
+    SV_COUNTER_ERRORS = 2,      /* sources that could not be loaded */
+    SV_COUNTER_CURSOR = 3,      /* next slot to refresh, modulo the number of slots */
+    SV_COUNTER_EMPTY = 4,       /* sources that gave no chunk */
+    SV_COUNTER_RESTARTS = 5,    /* producer workers and supervisors that were started again */
+    SV_COUNTER_IDLE = 6,        /* next slot to refresh while nothing is read, modulo as above */
+    SV_COUNTER_DIRECT = 7,      /* reads of volumes by the loader's own decoder */
+    SV_COUNTER_ZARR = 8,        /* ... by zarr-python */
+    SV_COUNTER_TENSORSTORE = 9, /* ... by TensorStore */
+    SV_COUNTER_MISSING = 10,    /* pieces of volumes that were not stored: fill values instead */
+    SV_COUNTER_COUNT = 16
 } sv_counter;
 
 /* Why a pool is no longer refreshed. */
@@ -384,19 +439,26 @@ SV_API uint32_t sv_view_meta(const sv_view *view, double out[SV_MAX_META]);
 /* Version, source and time of a view's chunk. */
 SV_API void sv_view_info(const sv_view *view, sv_chunk_info *out);
 
+/* Set every option to 0. */
+SV_API void sv_gather_options_init(sv_gather_options *options);
+
 /*
- * Copy chunks into one block of memory: item k of `count` goes to out + k * stride_bytes.
+ * Copy chunks, or a part of each, into one block of memory: item k of `count` goes to
+ * out + k * stride_bytes, in C order.
  *
- * Caller    every chunk named by slots[] has the shape and itemsize of the first, and size_bytes
- *           of it fit into stride_bytes.
- * Effect    Counts one read per item. Pins one chunk at a time, only while it is copied. On failure
- *           the contents of `out` are undefined, nothing stays pinned, reads stay counted.
- * Returns   as sv_pin(); SV_EINVAL a chunk of another shape or size, named in err.
- * Cost      Streaming copy, on up to `threads` threads (0: chosen by size and processors).
+ * Caller    `how` says what an item of the output is. Without a crop every chunk must have exactly
+ *           its shape; with one, at least that on every axis.
+ * Effect    Counts one read per item. A chunk is pinned only while it is copied; each item comes
+ *           from one chunk, and `meta` with it. On failure the contents of `out` and `meta` are
+ *           undefined, nothing stays pinned, reads stay counted.
+ * Returns   as sv_pin(); SV_EINVAL a chunk of another shape, a crop that leaves the chunk, an output
+ *           without room or that overlaps a chunk, named in err · SV_ETYPE as sv_move().
+ * Concurrency  A fork in another thread waits for up to 64 MiB of the copy, or one item.
+ * Cost      One pass; streaming stores and several threads for large batches.
  * Python    SharedVector.gather
  */
 SV_API SV_MUST_CHECK int sv_gather(sv_segment *segment, const uint32_t *slots, size_t count,
-                                   void *out, uint64_t stride_bytes, uint32_t threads,
+                                   const sv_gather_options *how, void *out, uint64_t stride_bytes,
                                    sv_error *err);
 
 /* ---- writing ------------------------------------------------------------------------------- */
@@ -433,9 +495,19 @@ SV_API SV_MUST_CHECK int sv_fill(sv_reservation *reservation, const sv_chunk *ch
 SV_API SV_MUST_CHECK int sv_publish(sv_reservation *reservation, uint32_t slot, sv_error *err);
 
 /* As sv_publish(), into the next empty slot, whose number goes to *slot. SV_EFULL none is left: the
- * reservation is cancelled. */
+ * reservation is unchanged, and sv_publish() may still take it. */
 SV_API SV_MUST_CHECK int sv_publish_next(sv_reservation *reservation, uint32_t *slot,
                                          sv_error *err);
+
+/*
+ * Get ready to write the first size_bytes of a reserved buffer. A process that writes a buffer for the
+ * first time takes a page fault for each page of it; this takes them all in one call of the kernel,
+ * at a quarter of their cost. sv_fill() does it for what it copies.
+ *
+ * Effect    A hint: never fails, does nothing for little memory and the second time.
+ * Cost      About 0.1 s for each GiB that this process has not written to before; else none.
+ */
+SV_API void sv_prefault(sv_reservation *reservation, uint64_t size_bytes);
 
 /* Give a reserved buffer back unused. A second call, or one in a forked child, does nothing. */
 SV_API void sv_cancel(sv_reservation *reservation);
@@ -585,6 +657,24 @@ SV_API SV_MUST_CHECK int sv_check(sv_segment *segment, sv_error *err);
 
 /* Copy like memcpy, with streaming stores and several threads (0: chosen) for large blocks. */
 SV_API void sv_copy(void *destination, const void *source, size_t size_bytes, uint32_t threads);
+
+/*
+ * Copy one strided array to another of the same shape in one pass, converting where types differ.
+ *
+ * Caller    the two share no element.
+ * Effect    To integers: values out of range are clipped (infinities too), fractions cut off
+ *           towards zero, NaN becomes 0. To floats: rounded to nearest, ties to even; too large
+ *           becomes infinite. With `scale` (NULL: none; only towards floats) value * scale + offset
+ *           is computed in float32, or in float64 when either side is SV_F64 or the source an
+ *           integer of four or eight bytes. Nothing is written on failure.
+ * Returns   SV_EINVAL shapes differ, a size is wrong, or elements of `to` overlap each other ·
+ *           SV_ETYPE types differ and one is SV_OPAQUE, item sizes of opaque elements differ, or
+ *           scale with another destination than a float.
+ * Cost      One pass over both; streaming stores and up to `threads` threads (0: chosen by size and
+ *           processors) for large ones.
+ */
+SV_API SV_MUST_CHECK int sv_move(const sv_strided *to, const sv_strided *from,
+                                 const sv_scale *scale, uint32_t threads, sv_error *err);
 
 #ifdef __cplusplus
 }

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 from typing_extensions import disjoint_base
 
 __version__: str
@@ -31,6 +31,11 @@ COUNTER_ERRORS: int
 COUNTER_CURSOR: int
 COUNTER_EMPTY: int
 COUNTER_RESTARTS: int
+COUNTER_IDLE: int
+COUNTER_DIRECT: int
+COUNTER_ZARR: int
+COUNTER_TENSORSTORE: int
+COUNTER_MISSING: int
 
 class MemoryError(builtins.MemoryError): ...
 class OutOfMemoryError(builtins.MemoryError): ...
@@ -138,8 +143,25 @@ class Segment:
     def get_meta(self, index: int) -> NDArray[np.float64]: ...
     def get_with_meta(self, index: int) -> tuple[NDArray[Any], NDArray[np.float64]]: ...
     def gather(
-        self, indices: Sequence[int] | NDArray[Any], out: NDArray[Any] | None = None
+        self,
+        indices: Sequence[int] | NDArray[Any],
+        out: NDArray[Any] | None = None,
+        crop: tuple[ArrayLike, Sequence[int]] | None = None,
+        dtype: DTypeLike | None = None,
+        scale: float | None = None,
+        offset: float | None = None,
+        flip: ArrayLike | None = None,
     ) -> NDArray[Any]: ...
+    def gather_with_meta(
+        self,
+        indices: Sequence[int] | NDArray[Any],
+        out: NDArray[Any] | None = None,
+        crop: tuple[ArrayLike, Sequence[int]] | None = None,
+        dtype: DTypeLike | None = None,
+        scale: float | None = None,
+        offset: float | None = None,
+        flip: ArrayLike | None = None,
+    ) -> tuple[NDArray[Any], list[NDArray[np.float64]]]: ...
     # writing
     def append(
         self,
@@ -280,3 +302,4 @@ def probe_owner(
 def read_ready(name: str, lock_dir: str | PathLike[str] | None = None) -> str: ...
 def list_segments(directory: str | PathLike[str] | None = None) -> list[dict[str, Any]]: ...
 def copy(destination: NDArray[Any], source: NDArray[Any], threads: int = 0) -> None: ...
+def move(destination: NDArray[Any], source: NDArray[Any], threads: int = 1) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,6 +71,12 @@ def decode_dtype(text: str) -> np.dtype[Any]:
             return _build(ast.literal_eval(text))
         except (IndexError, KeyError, SyntaxError, TypeError) as error:
             raise ValueError(f"not a dtype: {text!r}") from error
+    return _decode_name(text)
+
+
+@functools.lru_cache(maxsize=128)  # a fifth of what a further handle costs
+def _decode_name(text: str) -> np.dtype[Any]:
+    """The dtype of a name or of NumPy's short form; nobody can change one of these."""
     try:
         return np.dtype(text)
     except (TypeError, ValueError):

@@ -1,186 +1,199 @@
 /*
- * Copies into and out of the pool. Above the size of a cache, stores that bypass it (streaming
- * stores) are faster and leave the reader's data where it is; docs/RATIONALE.md has the figures.
+ * Copies into and out of the pool. A chunk that is written is not read again soon by who wrote it:
+ * stores that bypass the cache (streaming stores) save the reading of each line before it is
+ * written, and leave in the cache what was there.
+ *
+ * Four pages are copied side by side. The memory then works on four of its rows, and its prefetcher
+ * on four streams; one stream alone reaches little more than half as much.
  */
-#include <errno.h>
-#include <pthread.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
+#include "copy.h"
 
-#include "error.h"
-#include "fork.h"
-#include "os.h"
-#include "pin.h"
+#include <string.h>
+#include <unistd.h>
+
+#include "atomic.h"
+#include "parallel.h"
+#include "sharedvector/sharedvector.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define COPY_HAS_STREAMING 1
 #endif
 
-/* Below this a plain copy wins: the destination is read again soon, from the cache. */
-#define COPY_STREAM_BYTES (UINT64_C(1) << 20)
-#define COPY_THREAD_BYTES (UINT64_C(8) << 20) /* at least so much for each further thread */
-#define COPY_THREADS_MAX 16
+#define COPY_LINE 64
+#define COPY_PAGE 4096
+#define COPY_THREAD_BYTES (UINT64_C(4) << 20) /* at least so much for each further thread */
+#define COPY_PARTS_PER_THREAD 4
+
+/* ---- streaming stores ---------------------------------------------------------------------- */
 
 #ifdef COPY_HAS_STREAMING
-__attribute__((target("avx2"))) static void
-copy_stream_avx2(unsigned char *to, const unsigned char *from, size_t bytes)
+#define COPY_PAGES 4
+#define COPY_STEP (2 * COPY_LINE) /* processors fetch lines in pairs */
+#define COPY_AHEAD 256            /* bytes; more gains nothing, and crosses into other pages */
+
+__attribute__((target("avx512f"))) static inline void
+copy_step_avx512(unsigned char *to, const unsigned char *from)
 {
-    size_t head = (size_t)(-(uintptr_t)to & 31);
-    head = head > bytes ? bytes : head;
-    memcpy(to, from, head);
-    to += head;
-    from += head;
-    bytes -= head;
-    for (; bytes >= 128; bytes -= 128, to += 128, from += 128) {
-        _mm_prefetch((const char *)from + 1024, _MM_HINT_NTA);
-        _mm_prefetch((const char *)from + 1088, _MM_HINT_NTA);
-        __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)from);
-        __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(from + 32));
-        __m256i c = _mm256_loadu_si256((const __m256i *)(const void *)(from + 64));
-        __m256i d = _mm256_loadu_si256((const __m256i *)(const void *)(from + 96));
-        _mm256_stream_si256((__m256i *)(void *)to, a);
-        _mm256_stream_si256((__m256i *)(void *)(to + 32), b);
-        _mm256_stream_si256((__m256i *)(void *)(to + 64), c);
-        _mm256_stream_si256((__m256i *)(void *)(to + 96), d);
+    __m512i a = _mm512_loadu_si512(from);
+    __m512i b = _mm512_loadu_si512(from + 64);
+    _mm512_stream_si512((void *)to, a);
+    _mm512_stream_si512((void *)(to + 64), b);
+}
+
+__attribute__((target("avx2"))) static inline void
+copy_step_avx2(unsigned char *to, const unsigned char *from)
+{
+    __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)from);
+    __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(from + 32));
+    __m256i c = _mm256_loadu_si256((const __m256i *)(const void *)(from + 64));
+    __m256i d = _mm256_loadu_si256((const __m256i *)(const void *)(from + 96));
+    _mm256_stream_si256((__m256i *)(void *)to, a);
+    _mm256_stream_si256((__m256i *)(void *)(to + 32), b);
+    _mm256_stream_si256((__m256i *)(void *)(to + 64), c);
+    _mm256_stream_si256((__m256i *)(void *)(to + 96), d);
+}
+
+/* Copy to a destination at the start of a line; returns how many bytes, up to COPY_STEP less than
+ * asked for. */
+#define COPY_STREAM(isa, features)                                                                 \
+    __attribute__((target(features))) static size_t copy_stream_##isa(unsigned char *to,           \
+                                                                      const unsigned char *from,   \
+                                                                      size_t bytes)                \
+    {                                                                                              \
+        size_t done = 0;                                                                           \
+        for (; bytes - done >= COPY_PAGES * COPY_PAGE; done += COPY_PAGES * COPY_PAGE) {           \
+            for (size_t at = done; at < done + COPY_PAGE; at += COPY_STEP) {                       \
+                for (size_t page = 0; page < COPY_PAGES * COPY_PAGE; page += COPY_PAGE) {          \
+                    const unsigned char *next = from + at + page;                                  \
+                    _mm_prefetch((const char *)next + COPY_AHEAD, _MM_HINT_T0);                    \
+                    _mm_prefetch((const char *)next + COPY_AHEAD + COPY_LINE, _MM_HINT_T0);        \
+                    copy_step_##isa(to + at + page, next);                                         \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        for (; bytes - done >= COPY_STEP; done += COPY_STEP) {                                     \
+            copy_step_##isa(to + done, from + done);                                               \
+        }                                                                                          \
+        return done;                                                                               \
     }
-    memcpy(to, from, bytes);
-    /* Streaming stores are not ordered by later atomics: without this the commit could pass them. */
-    _mm_sfence();
+COPY_STREAM(avx512, "avx512f")
+COPY_STREAM(avx2, "avx2")
+
+#ifdef SVI_TESTING
+bool svi_testing_avx2_only;
+#define COPY_MAY_USE_AVX512 (!svi_testing_avx2_only)
+#else
+#define COPY_MAY_USE_AVX512 true
+#endif
+
+static size_t
+copy_stream(unsigned char *to, const unsigned char *from, size_t bytes)
+{
+    if (COPY_MAY_USE_AVX512 && __builtin_cpu_supports("avx512f")) {
+        return copy_stream_avx512(to, from, bytes);
+    }
+    return __builtin_cpu_supports("avx2") ? copy_stream_avx2(to, from, bytes) : 0;
 }
 #endif
 
-static void
-copy_one(unsigned char *to, const unsigned char *from, size_t bytes)
+void
+svi_copy_block(void *to_, const void *from_, size_t bytes, bool stream)
 {
+    unsigned char *to = to_;
+    const unsigned char *from = from_;
 #ifdef COPY_HAS_STREAMING
-    if (bytes >= COPY_STREAM_BYTES && __builtin_cpu_supports("avx2")) {
-        copy_stream_avx2(to, from, bytes);
-        return;
+    size_t head = (size_t)(-(uintptr_t)to & (COPY_LINE - 1));
+    if (stream && bytes >= head + COPY_STEP) {
+        memcpy(to, from, head);
+        head += copy_stream(to + head, from + head, bytes - head);
+        to += head;
+        from += head;
+        bytes -= head;
     }
 #endif
+    (void)stream;
     if (bytes != 0) {
         memcpy(to, from, bytes);
     }
 }
 
+void
+svi_copy_fence(void)
+{
+#ifdef COPY_HAS_STREAMING
+    /* Streaming stores are not ordered by later atomics: without this the commit could pass them. */
+    _mm_sfence();
+#endif
+}
+
+/* ---- when ---------------------------------------------------------------------------------- */
+
+#define COPY_CACHE_LEAST (UINT64_C(512) << 10) /* what is taken for a cache of unknown size, too */
+#define COPY_CACHE_MOST (UINT64_C(4) << 20)
+#define COPY_STREAM_LEAST                                                                          \
+    (UINT64_C(16) << 10) /* waiting for the last stores costs more than it gains */
+
+/* The cache that a processor has for itself, and the next one does not see into. */
+static uint64_t
+copy_cache_bytes(void)
+{
+    static svi_word known; /* 0: not asked for yet */
+    uint64_t bytes = svi_load_relaxed(&known);
+    if (bytes == 0) {
+        long found = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+        found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+        bytes = found<(long)COPY_CACHE_LEAST ? COPY_CACHE_LEAST : found>(long) COPY_CACHE_MOST
+                    ? COPY_CACHE_MOST
+                    : (uint64_t)found;
+        svi_store_relaxed(&known, bytes);
+    }
+    return bytes;
+}
+
+/* A quarter of the cache gains even where it is read again at once, as a batch is. Memory that is
+ * written in turn and does not fit into the cache by far is never found there anyway. */
+bool
+svi_copy_streams(uint64_t bytes, uint64_t around)
+{
+    uint64_t cache = copy_cache_bytes();
+    return bytes >= cache / 4 || (bytes >= COPY_STREAM_LEAST && around / 8 >= cache);
+}
+
 /* ---- threads ------------------------------------------------------------------------------- */
 
-/* A row of equal-sized jobs; each thread takes a fixed share of the bytes of all of them. */
-typedef struct copy_share {
+typedef struct copy_work {
     unsigned char *to;
     const unsigned char *from;
     size_t bytes;
-} copy_share;
+    size_t each;
+    bool stream;
+} copy_work;
 
-static void *
-copy_run_share(void *argument)
+static void
+copy_run_part(void *context, uint64_t part)
 {
-    const copy_share *share = argument;
-    copy_one(share->to, share->from, share->bytes);
-    return NULL;
-}
-
-static uint32_t
-copy_choose_threads(uint64_t bytes, uint32_t wished)
-{
-    uint64_t threads = wished != 0 ? wished : svi_os_processors();
-    uint64_t useful = bytes / COPY_THREAD_BYTES;
-    threads = threads < useful ? threads : useful;
-    threads = threads < COPY_THREADS_MAX ? threads : COPY_THREADS_MAX;
-    return threads < 1 ? 1 : (uint32_t)threads;
+    const copy_work *work = context;
+    size_t begin = (size_t)part * work->each;
+    size_t bytes = work->bytes - begin < work->each ? work->bytes - begin : work->each;
+    svi_copy_block(work->to + begin, work->from + begin, bytes, work->stream);
+    if (work->stream) {
+        svi_copy_fence();
+    }
 }
 
 void
 sv_copy(void *destination, const void *source, size_t size_bytes, uint32_t threads)
 {
-    unsigned char *to = destination;
-    const unsigned char *from = source;
-    uint32_t count = threads == 1 ? 1 : copy_choose_threads(size_bytes, threads);
-    if (count == 1) {
-        copy_one(to, from, size_bytes);
-        return;
+    copy_work work = {destination, source, size_bytes, size_bytes, svi_copy_streams(size_bytes, 0)};
+    threads = svi_parallel_threads(threads, size_bytes, COPY_THREAD_BYTES);
+    uint64_t parts = 1;
+    if (threads > 1) {
+        size_t wished = size_bytes / (threads * COPY_PARTS_PER_THREAD);
+        work.each = wished / COPY_PAGE * COPY_PAGE;
+        parts = (size_bytes + work.each - 1) / work.each;
     }
-    copy_share shares[COPY_THREADS_MAX];
-    pthread_t ids[COPY_THREADS_MAX];
-    bool started[COPY_THREADS_MAX];
-    size_t each = size_bytes / count / 4096 * 4096;
-    for (uint32_t i = 0; i < count; i++) {
-        size_t begin = i * each;
-        size_t bytes = i + 1 == count ? size_bytes - begin : each;
-        shares[i] = (copy_share){to + begin, from + begin, bytes};
-        started[i] =
-            i + 1 < count && pthread_create(&ids[i], NULL, copy_run_share, &shares[i]) == 0;
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        if (!started[i]) {
-            (void)copy_run_share(&shares[i]);
-        }
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        if (started[i]) {
-            (void)pthread_join(ids[i], NULL);
-        }
-    }
-}
-
-/* ---- gather -------------------------------------------------------------------------------- */
-
-static int
-copy_fail_shape(const svi_mapping *m, uint32_t slot, const sv_view *view, const sv_view *first,
-                sv_error *err)
-{
-    return svi_fail(err, SV_EINVAL, 0, "gather",
-                    "slot %u of '%s' holds %llu bytes in %u dimensions, the first one %llu in %u; "
-                    "all chunks of a batch need one shape",
-                    slot, m->name, (unsigned long long)view->size_bytes, view->ndim,
-                    (unsigned long long)first->size_bytes, first->ndim);
-}
-
-static bool
-copy_same_shape(const sv_view *a, const sv_view *b)
-{
-    return a->ndim == b->ndim && a->size_bytes == b->size_bytes && a->itemsize == b->itemsize &&
-           memcmp(a->shape, b->shape, a->ndim * sizeof a->shape[0]) == 0;
-}
-
-int
-sv_gather(sv_segment *segment, const uint32_t *slots, size_t count, void *out,
-          uint64_t stride_bytes, uint32_t threads, sv_error *err)
-{
-    svi_mapping *m = svi_mapping_of(segment);
-    sv_view first;
-    int status = 0;
-    memset(&first, 0, sizeof first);
-    if (m == NULL) {
-        return svi_fail(err, SV_ECLOSED, 0, "gather", "the handle is closed");
-    }
-    for (size_t i = 0; i < count && status == 0; i++) {
-        sv_view view;
-        /* Between enter and leave no fork happens, so that a child never inherits this pin. */
-        svi_gate_enter();
-        status = sv_pin(segment, slots[i], &view);
-        if (status != 0) {
-            svi_gate_leave();
-            return svi_fail(err, status, 0, "gather", "item %zu, slot %u of '%s': %s", i, slots[i],
-                            m->name, sv_error_text(status));
-        }
-        if (i == 0) {
-            first = view;
-        }
-        if (view.size_bytes > stride_bytes) {
-            status = svi_fail(err, SV_EINVAL, 0, "gather",
-                              "slot %u of '%s' holds %llu bytes, the output has room for %llu",
-                              slots[i], m->name, (unsigned long long)view.size_bytes,
-                              (unsigned long long)stride_bytes);
-        } else if (!copy_same_shape(&view, &first)) {
-            status = copy_fail_shape(m, slots[i], &view, &first, err);
-        } else {
-            sv_copy((unsigned char *)out + i * stride_bytes, view.data, view.size_bytes, threads);
-        }
-        sv_unpin(&view);
-        svi_gate_leave();
-    }
-    return status;
+    svi_parallel(threads, parts, copy_run_part, &work);
 }

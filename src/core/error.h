@@ -4,8 +4,10 @@
 
 #include "sharedvector/sharedvector.h"
 
-/* Internal: somebody else is at work on the file, look again. Never leaves segment.c. */
+/* Internal, never leave segment.c: somebody else is at work on the file, look again; this process has
+ * no mapping of the file. */
 #define SVI_ERETRY (-1000)
+#define SVI_EUNKNOWN (-1001)
 
 /* Describe a failure and return its code. `err` may be NULL. */
 int svi_fail(sv_error *err, int code, int sys_errno, const char *operation, const char *format, ...)

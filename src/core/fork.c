@@ -67,17 +67,19 @@ fork_adopt(bool handlers_ran)
         if (!m->mapped) {
             continue;
         }
-        /* The parent's anchor is not mapped here (MADV_DONTFORK): its address may meanwhile belong
-         * to somebody else and must not be touched. The parent's row is, and must not be used. */
-        if (handlers_ran) {
-            svi_row_unmap(m, &m->hold);
-        }
+        /* The parent's row is not mapped here (MADV_DONTFORK): its address may meanwhile belong to
+         * somebody else and must not be touched. */
         m->hold = (svi_hold){.row = SVI_NO_ROW};
         m->owner = false;
         svi_store_relaxed(&m->reservations, 0);
+        if (m->prefaulted != NULL) { /* the pages were the parent's */
+            memset(m->prefaulted, 0, m->g.buffer_count * sizeof *m->prefaulted);
+        }
         if (handlers_ran && m->child.row != SVI_NO_ROW) {
-            (void)svi_os_pass_to_children(m->child.anchor, SVI_PAGE, false);
-            svi_row_install(m, &m->child);
+            (void)svi_os_pass_to_children(m->child.anchor, m->g.row_stride, false);
+            m->hold = m->child;
+            svi_row_open(m);
+            svi_row_show_handles(m);
             svi_row_sign(m->hold.map, false); /* it still names the parent */
             SVI_STEP("fork.adopted");
         } else {
@@ -105,12 +107,26 @@ fork_withhold(svi_mapping *m, bool withhold)
     m->withheld = withhold;
 }
 
+/* Copy the pins of a used group of cells; the child has used the same groups as the parent. */
+static void
+fork_copy_pins(svi_mapping *m, uint32_t group)
+{
+    svi_row_clear(m, m->child.map, group);
+    for (uint32_t b = group * SVI_CELL_GROUP; b < svi_cell_group_end(m, group); b++) {
+        /* relaxed: own pins (F2) */
+        uint64_t pins = svi_cell_pins(svi_load_relaxed(&m->hold.map->r_cells[b]));
+        if (pins != 0) {
+            svi_add_seq(&m->child.map->r_cells[b], pins * SVI_PIN); /* E9 */
+        }
+    }
+}
+
 /* Make a row for the coming child and copy the pins of the views into it (rule F2). */
 static void
 fork_hand_over(svi_mapping *m)
 {
     unsigned char *rw = NULL;
-    int status = svi_row_take(m, true, false, &m->child, NULL);
+    int status = svi_row_take(m, -1, SVI_ROW_INHERIT, &m->child, NULL);
     if (status == 0 && svi_writable_borrow(m, &rw, NULL) != 0) {
         svi_row_drop(m, &m->child);
         status = SV_ENOMEM;
@@ -120,11 +136,9 @@ fork_hand_over(svi_mapping *m)
         fork_withhold(m, true);
         return;
     }
-    for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-        /* relaxed: own pins (F2) */
-        uint64_t pins = svi_cell_pins(svi_load_relaxed(&m->hold.map->r_cells[b]));
-        if (pins != 0) {
-            svi_add_seq(&m->child.map->r_cells[b], pins * SVI_PIN); /* E9 */
+    for (uint32_t group = 0; group < svi_cell_groups(m); group++) {
+        if (svi_cells_are_clean(m, group * SVI_CELL_GROUP)) {
+            fork_copy_pins(m, group);
         }
     }
     SVI_STEP("fork.copied");
@@ -134,9 +148,31 @@ fork_hand_over(svi_mapping *m)
     svi_writable_return(m, rw);
 }
 
+/* A child made by a raw clone: the handlers did not run, and the locks may have been held by
+ * threads that do not exist here. */
+static void
+process_repair(void)
+{
+    (void)pthread_mutex_init(&process_mutex, NULL);
+    process_reset_gate();
+    (void)pthread_mutex_lock(&process_mutex);
+    fork_adopt(false);
+    (void)pthread_mutex_unlock(&process_mutex);
+}
+
+static bool
+process_is_unrepaired(void)
+{
+    return process_token_home != NULL &&
+           atomic_load_explicit(process_token_home, memory_order_relaxed) == NULL;
+}
+
 static void
 fork_prepare(void)
 {
+    if (process_is_unrepaired()) {
+        process_repair(); /* the parent's row is not mapped here */
+    }
     (void)pthread_rwlock_wrlock(&process_gate);
     (void)pthread_mutex_lock(&process_mutex);
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
@@ -157,9 +193,8 @@ fork_parent(void)
         }
         if (m->child.row != SVI_NO_ROW) {
             /* The child's copy of the map keeps the lock alive. */
-            svi_os_unmap(m->child.anchor, SVI_PAGE);
+            svi_os_unmap(m->child.anchor, m->g.row_stride);
             SVI_STEP("fork.released");
-            svi_row_unmap(m, &m->child);
             m->child = (svi_hold){.row = SVI_NO_ROW};
         }
     }
@@ -217,25 +252,6 @@ process_prepare_locked(sv_error *err)
         process_handlers = true;
     }
     return 0;
-}
-
-/* A child made by a raw clone: the handlers did not run, and the locks may have been held by
- * threads that do not exist here. */
-static void
-process_repair(void)
-{
-    (void)pthread_mutex_init(&process_mutex, NULL);
-    process_reset_gate();
-    (void)pthread_mutex_lock(&process_mutex);
-    fork_adopt(false);
-    (void)pthread_mutex_unlock(&process_mutex);
-}
-
-static bool
-process_is_unrepaired(void)
-{
-    return process_token_home != NULL &&
-           atomic_load_explicit(process_token_home, memory_order_relaxed) == NULL;
 }
 
 int

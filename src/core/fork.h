@@ -7,7 +7,7 @@
 #ifndef SVI_FORK_H
 #define SVI_FORK_H
 
-#include "segment.h"
+#include "mapping.h"
 
 /* Take the process lock. Prepares the process on first use and repairs a child that was made
  * without fork handlers. Fails only when memory or the kernel's support is missing. */

@@ -80,7 +80,7 @@ typedef struct svm_header {
     char h_pad6[16];
     svi_word h_counters[SV_COUNTER_COUNT];
     svi_word h_hints[SVI_HINTS]; /* buffer + 1 that was displaced, or 0; hints, no proof */
-    char h_pad7[SVI_PAGE - 1472];
+    char h_pad7[SVI_PAGE - 1536];
 } svm_header;
 
 typedef struct svm_slot {
@@ -125,7 +125,8 @@ typedef struct svm_row {
     svi_word r_attached_ns;
     svi_word r_owner;   /* 1: it held the owner byte when it attached */
     svi_word r_handles; /* handles that the process has open */
-    char r_pad0[16];
+    svi_word r_counted; /* 1: the row has memory and lies below the mark; stays (rule R3) */
+    char r_pad0[8];
     svi_word r_command[8]; /* 64 characters */
     char r_pad1[128];
     svi_word
@@ -143,8 +144,8 @@ _Static_assert(offsetof(svm_header, h_retired) == 704, "format 1");
 _Static_assert(offsetof(svm_header, h_walk) == 768, "format 1");
 _Static_assert(offsetof(svm_header, h_replace_events) == 832, "format 1");
 _Static_assert(offsetof(svm_header, h_counters) == 896, "format 1");
-_Static_assert(offsetof(svm_header, h_hints) == 960, "format 1");
-_Static_assert(offsetof(svm_header, h_pad7) == 1472, "format 1");
+_Static_assert(offsetof(svm_header, h_hints) == 1024, "format 1");
+_Static_assert(offsetof(svm_header, h_pad7) == 1536, "format 1");
 _Static_assert(sizeof(svm_header) == SVI_PAGE, "format 1");
 _Static_assert(sizeof(svm_slot) == 16, "format 1");
 _Static_assert(sizeof(svm_array) == 448, "format 1");
@@ -152,11 +153,13 @@ _Static_assert(offsetof(svm_array, a_name) == 152, "format 1");
 _Static_assert(sizeof(svm_buffer) == 128, "format 1");
 _Static_assert(offsetof(svm_buffer, b_meta) == 64, "format 1");
 _Static_assert(sizeof(svm_row) == 256, "format 1");
+_Static_assert(offsetof(svm_row, r_counted) == 48, "format 1");
 _Static_assert(offsetof(svm_row, r_command) == 64, "format 1");
 
-/* Changes whenever a struct above changes its size; part of what attach compares. */
+/* Changes whenever a struct or an array above changes its size; part of what attach compares. */
 #define SVI_FINGERPRINT                                                                            \
     ((uint32_t)(sizeof(svm_header) * 31 + sizeof(svm_slot) * 37 + sizeof(svm_array) * 41 +         \
-                sizeof(svm_buffer) * 43 + sizeof(svm_row) * 47 + SVI_HINTS))
+                sizeof(svm_buffer) * 43 + sizeof(svm_row) * 47 + SVI_HINTS +                       \
+                SV_COUNTER_COUNT * 53))
 
 #endif

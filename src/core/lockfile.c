@@ -14,7 +14,7 @@
 static int
 lockfile_anchor(svi_lockfile *lock, int fd)
 {
-    int status = svi_os_map_anchor(fd, false, &lock->anchor);
+    int status = svi_os_map_anchor(fd, 0, SVI_PAGE, false, &lock->anchor);
     if (status != 0) {
         return status;
     }
@@ -23,6 +23,45 @@ lockfile_anchor(svi_lockfile *lock, int fd)
         lock->anchor = NULL;
     }
     return status;
+}
+
+/* 1: the path still names the file that was opened. 0: it names another one, or none. */
+static int
+lockfile_is_named(const char *path, dev_t device, ino_t inode)
+{
+    struct stat named;
+    int status = svi_os_stat(path, &named);
+    if (status != 0) {
+        return status == -ENOENT ? 0 : status;
+    }
+    return named.st_dev == device && named.st_ino == inode;
+}
+
+/* Open or make the file and lock it; it may have lost its name meanwhile. */
+static int
+lockfile_lock(svi_lockfile *lock, struct stat *held, sv_error *err)
+{
+    int fd = svi_os_open(lock->path, O_RDWR | O_CREAT, 0600);
+    if (fd < 0) {
+        return svi_fail(err, SV_ESYS, -fd, "take lock file", "cannot open %s%s", lock->path,
+                        fd == -EACCES ? " (left by another user; ask them to remove it)" : "");
+    }
+    int status = svi_os_fstat(fd, held);
+    if (status == 0 && !S_ISREG(held->st_mode)) {
+        status = -EINVAL;
+    }
+    if (status == 0) {
+        status = lockfile_anchor(lock, fd);
+    }
+    svi_os_close(fd);
+    if (status == -EAGAIN) {
+        return svi_fail(err, SV_EBUSY, 0, "take lock file", "%s is held by another process",
+                        lock->path);
+    }
+    if (status != 0) {
+        return svi_fail(err, SV_ESYS, -status, "take lock file", "cannot lock %s", lock->path);
+    }
+    return 0;
 }
 
 int
@@ -34,29 +73,12 @@ svi_lockfile_take(svi_lockfile *lock, const char *directory, const char *prefix,
      * name meanwhile: then the lock is worth nothing, and we start again. */
     for (int attempt = 0; attempt < 1000; attempt++) {
         struct stat held;
-        struct stat named;
-        int fd = svi_os_open(lock->path, O_RDWR | O_CREAT, 0600);
-        if (fd < 0) {
-            return svi_fail(err, SV_ESYS, -fd, "take lock file", "cannot open %s%s", lock->path,
-                            fd == -EACCES ? " (left by another user; ask them to remove it)" : "");
-        }
-        int status = svi_os_fstat(fd, &held);
-        if (status == 0 && !S_ISREG(held.st_mode)) {
-            status = -EINVAL;
-        }
-        if (status == 0) {
-            status = lockfile_anchor(lock, fd);
-        }
-        svi_os_close(fd);
-        if (status == -EAGAIN) {
-            return svi_fail(err, SV_EBUSY, 0, "take lock file", "%s is held by another process",
-                            lock->path);
-        }
+        int status = lockfile_lock(lock, &held, err);
         if (status != 0) {
-            return svi_fail(err, SV_ESYS, -status, "take lock file", "cannot lock %s", lock->path);
+            return status;
         }
-        if (svi_os_stat(lock->path, &named) == 0 && named.st_dev == held.st_dev &&
-            named.st_ino == held.st_ino) {
+        int named = lockfile_is_named(lock->path, held.st_dev, held.st_ino);
+        if (named == 1) {
             lock->device = held.st_dev;
             lock->inode = held.st_ino;
             SVI_STEP("lockfile.taken");
@@ -64,6 +86,10 @@ svi_lockfile_take(svi_lockfile *lock, const char *directory, const char *prefix,
         }
         svi_os_unmap(lock->anchor, SVI_PAGE);
         lock->anchor = NULL;
+        if (named < 0) {
+            return svi_fail(err, SV_ESYS, -named, "take lock file", "cannot look at %s",
+                            lock->path);
+        }
     }
     return svi_fail(err, SV_EBUSY, 0, "take lock file", "%s is being made and removed all the time",
                     lock->path);
@@ -73,11 +99,13 @@ int
 svi_lockfile_adopt(svi_lockfile *lock, int fd, const char *path, sv_error *err)
 {
     struct stat held;
-    struct stat named;
     int status = svi_os_fstat(fd, &held);
-    if (status != 0 || svi_os_stat(path, &named) != 0 || named.st_dev != held.st_dev ||
-        named.st_ino != held.st_ino) {
-        return svi_fail(err, SV_EINVAL, status != 0 ? -status : 0, "adopt lock file",
+    int same = status == 0 ? lockfile_is_named(path, held.st_dev, held.st_ino) : 0;
+    if (same < 0) {
+        return svi_fail(err, SV_ESYS, -same, "adopt lock file", "cannot look at %s", path);
+    }
+    if (same == 0) {
+        return svi_fail(err, SV_EINVAL, -status, "adopt lock file",
                         "descriptor %d is not open on %s", fd, path);
     }
     svi_text_copy(lock->path, sizeof lock->path, path);
@@ -93,12 +121,10 @@ svi_lockfile_adopt(svi_lockfile *lock, int fd, const char *path, sv_error *err)
 void
 svi_lockfile_drop(svi_lockfile *lock, bool unlink)
 {
-    struct stat named;
     if (lock->anchor == NULL) {
         return;
     }
-    if (unlink && svi_os_stat(lock->path, &named) == 0 && named.st_dev == lock->device &&
-        named.st_ino == lock->inode) {
+    if (unlink && lockfile_is_named(lock->path, lock->device, lock->inode) == 1) {
         (void)svi_os_unlink(lock->path);
         SVI_STEP("lockfile.unlinked");
     }

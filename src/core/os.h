@@ -35,10 +35,12 @@ int svi_os_pread(int fd, void *out, size_t bytes, uint64_t offset);
 int svi_os_pwrite(int fd, const void *data, size_t bytes, uint64_t offset);
 
 int svi_os_map(int fd, uint64_t offset, size_t bytes, bool writable, void **out);
-/* One page that cannot be touched; it only keeps fd's open file description alive, in this process
- * and (unless `inherit`) in no forked child. */
-int svi_os_map_anchor(int fd, bool inherit, void **out);
+/* A writable map that keeps fd's open file description alive, in this process and (unless `inherit`)
+ * in no forked child. */
+int svi_os_map_anchor(int fd, uint64_t offset, size_t bytes, bool inherit, void **out);
 int svi_os_map_wipe_on_fork(size_t bytes, void **out);
+/* Fault whole pages in for writing, all at once (Linux 5.14); where that fails they fault one by one. */
+void svi_os_prefault(void *address, size_t bytes);
 void svi_os_unmap(void *address, size_t bytes);
 /* MADV_DONTDUMP, MADV_DONTFORK and MADV_DOFORK; advice that the kernel refuses is no error, except
  * that the fork advice reports it. */
@@ -58,7 +60,9 @@ int svi_os_fd_is_tmpfs(int fd);
 int svi_os_free_bytes(const char *directory, uint64_t *free_bytes, uint64_t *total_bytes);
 /* The largest file this process may make; UINT64_MAX: no limit. */
 uint64_t svi_os_file_limit(void);
-/* Memory that the machine and this process's control group still have (UINT64_MAX: unknown), and in
+/* A small file as text, cut to `bytes`; its length, or -errno. */
+int svi_os_read_text(const char *path, char *out, size_t bytes);
+/* Memory that the machine and this process's control groups still have (UINT64_MAX: unknown), and in
  * words which of them it is. tmpfs may be larger than memory: beyond this the kernel kills somebody
  * instead of reporting ENOSPC. */
 uint64_t svi_os_memory_free(const char **limit);

@@ -137,11 +137,13 @@ int
 svi_os_allocate(int fd, uint64_t offset, uint64_t bytes)
 {
     /* tmpfs gives the whole range back when a call fails half-way, and clears it in one go; pieces
-     * keep each call short, so that signals get through. */
+     * keep each call short, so that signals get through. They end where huge pages end: a page that
+     * two calls share is cleared by the second one. */
     const uint64_t piece = UINT64_C(4) << 20;
     uint64_t done = 0;
     while (done < bytes) {
-        uint64_t span = bytes - done < piece ? bytes - done : piece;
+        uint64_t span = piece - (offset + done) % piece;
+        span = bytes - done < span ? bytes - done : span;
         int status = posix_fallocate(fd, (off_t)(offset + done), (off_t)span);
         if (status == EINTR) {
             continue;
@@ -224,15 +226,16 @@ svi_os_map(int fd, uint64_t offset, size_t bytes, bool writable, void **out)
 }
 
 int
-svi_os_map_anchor(int fd, bool inherit, void **out)
+svi_os_map_anchor(int fd, uint64_t offset, size_t bytes, bool inherit, void **out)
 {
-    void *address = mmap(NULL, OS_PAGE, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (address == MAP_FAILED) {
-        return -errno;
+    void *address = NULL;
+    int status = svi_os_map(fd, offset, bytes, true, &address);
+    if (status != 0) {
+        return status;
     }
-    if (!inherit && madvise(address, OS_PAGE, MADV_DONTFORK) != 0) {
-        int status = -errno;
-        (void)munmap(address, OS_PAGE);
+    if (!inherit && madvise(address, bytes, MADV_DONTFORK) != 0) {
+        status = -errno;
+        (void)munmap(address, bytes);
         return status;
     }
     *out = address;
@@ -253,6 +256,15 @@ svi_os_map_wipe_on_fork(size_t bytes, void **out)
     }
     *out = address;
     return 0;
+}
+
+void
+svi_os_prefault(void *address, size_t bytes)
+{
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+    (void)madvise(address, bytes, MADV_POPULATE_WRITE);
 }
 
 void
@@ -372,8 +384,8 @@ svi_os_file_limit(void)
     return limit.rlim_cur;
 }
 
-static int
-os_read_text(const char *path, char *out, size_t bytes)
+int
+svi_os_read_text(const char *path, char *out, size_t bytes)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
@@ -385,109 +397,6 @@ os_read_text(const char *path, char *out, size_t bytes)
         out[got] = '\0';
     }
     return got;
-}
-
-static uint64_t
-os_read_number(const char *directory, const char *file)
-{
-    char path[1200];
-    char text[64];
-    (void)snprintf(path, sizeof path, "%s/%s", directory, file);
-    if (os_read_text(path, text, sizeof text) <= 0 || text[0] < '0' || text[0] > '9') {
-        return UINT64_MAX; /* "max", or no such file */
-    }
-    return strtoull(text, NULL, 10);
-}
-
-/* Page cache of files that the kernel can drop counts as free. */
-static uint64_t
-os_cgroup_reclaimable(const char *directory)
-{
-    char path[1200];
-    char text[8192];
-    (void)snprintf(path, sizeof path, "%s/memory.stat", directory);
-    if (os_read_text(path, text, sizeof text) <= 0) {
-        return 0;
-    }
-    uint64_t sum = 0;
-    static const char *const keys[] = {"\nactive_file ", "\ninactive_file "};
-    for (size_t i = 0; i < 2; i++) {
-        const char *found = strstr(text, keys[i]);
-        if (found != NULL) {
-            sum += strtoull(found + strlen(keys[i]), NULL, 10);
-        }
-    }
-    return sum;
-}
-
-static uint64_t
-os_cgroup_free(void)
-{
-    char text[4096];
-    if (os_read_text("/proc/self/cgroup", text, sizeof text) <= 0) {
-        return UINT64_MAX;
-    }
-    char *line = strstr(text, "0::/");
-    if (line == NULL || (line != text && line[-1] != '\n')) {
-        return UINT64_MAX;
-    }
-    char *end = strchr(line, '\n');
-    if (end != NULL) {
-        *end = '\0';
-    }
-    char directory[1100];
-    uint64_t least = UINT64_MAX;
-    char *group = line + 3;
-    /* The limit of any ancestor binds as well. */
-    for (int depth = 0; depth < 32; depth++) {
-        if (strlen(group) > 1000) {
-            break;
-        }
-        (void)snprintf(directory, sizeof directory, "/sys/fs/cgroup%s", group);
-        uint64_t limit = os_read_number(directory, "memory.max");
-        uint64_t used = os_read_number(directory, "memory.current");
-        if (limit != UINT64_MAX && used != UINT64_MAX) {
-            uint64_t room = (limit > used ? limit - used : 0) + os_cgroup_reclaimable(directory);
-            room = room > limit ? limit : room;
-            least = room < least ? room : least;
-        }
-        char *slash = strrchr(group, '/');
-        if (slash == NULL || group[1] == '\0') {
-            break;
-        }
-        slash[slash == group ? 1 : 0] = '\0';
-    }
-    return least;
-}
-
-/* What the machine can still give without killing somebody, swap included. */
-static uint64_t
-os_machine_free(void)
-{
-    static const char *const keys[] = {"\nMemAvailable:", "\nSwapFree:"};
-    char text[4096];
-    uint64_t sum = 0;
-    if (os_read_text("/proc/meminfo", text, sizeof text) <= 0) {
-        return UINT64_MAX;
-    }
-    for (size_t i = 0; i < 2; i++) {
-        const char *found = strstr(text, keys[i]);
-        if (found == NULL) {
-            return UINT64_MAX;
-        }
-        sum += strtoull(found + strlen(keys[i]), NULL, 10) * 1024;
-    }
-    return sum;
-}
-
-uint64_t
-svi_os_memory_free(const char **limit)
-{
-    uint64_t machine = os_machine_free();
-    uint64_t group = os_cgroup_free();
-    *limit =
-        group < machine ? "this control group's (container's) memory" : "this machine's memory";
-    return group < machine ? group : machine;
 }
 
 uint32_t
@@ -511,7 +420,7 @@ uint64_t
 svi_os_start_time(void)
 {
     char text[1024];
-    if (os_read_text("/proc/self/stat", text, sizeof text) <= 0) {
+    if (svi_os_read_text("/proc/self/stat", text, sizeof text) <= 0) {
         return 0;
     }
     char *at = strrchr(text, ')'); /* the command may hold blanks and parentheses */
@@ -526,7 +435,7 @@ svi_os_command(char *out, size_t bytes)
 {
     char text[4096];
     size_t used = 0;
-    int got = os_read_text("/proc/self/cmdline", text, sizeof text);
+    int got = svi_os_read_text("/proc/self/cmdline", text, sizeof text);
     /* Words of absolute paths are shown by their last part: the row has room for few characters. */
     for (int i = 0; i < got && used + 1 < bytes; i += (int)strlen(text + i) + 1) {
         const char *slash = text[i] == '/' ? strrchr(text + i, '/') : NULL;

@@ -66,6 +66,12 @@ svi_pin_buffer(svi_mapping *m, uint32_t slot, uint64_t amount, uint32_t *buffer)
         if (seen == SVI_EMPTY || b >= m->g.buffer_count) {
             return SV_EFORMAT;
         }
+        if (__builtin_expect(!svi_cells_are_clean(m, b), 0)) {
+            int status = svi_cells_clean(m, b);
+            if (status != 0) {
+                return status;
+            }
+        }
         uint64_t before = svi_add_seq(&cells[b], amount); /* E4 */
         SVI_STEP("pin.added");
         if (__builtin_expect(svi_load_seq(word) == seen, 1)) { /* E1 */

@@ -2,7 +2,7 @@
 #ifndef SVI_PIN_H
 #define SVI_PIN_H
 
-#include "segment.h"
+#include "mapping.h"
 
 /* Pin the current buffer of a slot; `amount` is SVI_PIN, or SVI_PIN + SVI_READ to count a read. */
 int svi_pin_buffer(svi_mapping *m, uint32_t slot, uint64_t amount, uint32_t *buffer);

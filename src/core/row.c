@@ -1,9 +1,9 @@
 /*
- * Rows (rules R1-R6): taking one, giving it back, and recovering those of the dead.
+ * Rows (rules R1-R4): taking one, giving it back, and this process's cells in it.
  *
- * A row's lock byte is held by an open-file-description lock whose description only a mapped page
- * keeps alive (the anchor). It lives exactly as long as this address space: dropped at SIGKILL and
- * exec, not inherited by fork, not lost by closing descriptors.
+ * A row's lock byte is held by an open-file-description lock whose description only the map of the
+ * row keeps alive (the anchor). It lives exactly as long as this address space: dropped at SIGKILL
+ * and exec, not inherited by fork, not lost by closing descriptors.
  */
 #include "row.h"
 
@@ -17,34 +17,10 @@
 #include "fork.h"
 #include "os.h"
 
-/* Take back the pins and claims of a dead row. Its lock byte is held by us; may be repeated after a
- * crash at any point. */
-static void
-row_clean(const svi_mapping *m, unsigned char *rw, uint32_t row)
-{
-    svm_row *r = svi_row_at(m, rw, row);
-    for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-        /* relaxed: the dead one's last store is older than the lock we took (R5) */
-        if (svi_cell_pins(svi_load_relaxed(&r->r_cells[b])) != 0) {
-            /* Never a store of 0: the reads stay, and repeating it is harmless. */
-            svi_and_seq(&r->r_cells[b], ~SVI_PINS_MASK); /* E10 */
-            SVI_STEP("recover.unpinned");
-        }
-    }
-    for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-        svm_buffer *header = svi_buffer_at(m, rw, b);
-        if (svi_load_relaxed(&header->b_writer) == (uint64_t)row + 1) { /* relaxed (R5) */
-            (void)svi_cas_seq(&header->b_writer, (uint64_t)row + 1, 0); /* E6 */
-            SVI_STEP("recover.unclaimed");
-        }
-    }
-    svi_store_seq(&r->r_state, SVI_ROW_FREE); /* E7 */
-    SVI_STEP("recover.freed");
-}
-
 /* What a row says about this process. Read once: /proc costs as much as all the rest of attaching. */
 typedef struct row_signature {
     uint64_t process;
+    uint64_t pid;
     uint64_t start_time;
     uint64_t command[8];
 } row_signature;
@@ -58,11 +34,12 @@ svi_row_sign(svm_row *r, bool owner)
         memset(command, 0, sizeof command);
         svi_os_command(command, sizeof command);
         memcpy(self.command, command, sizeof command);
+        self.pid = (uint64_t)getpid();
         self.start_time = svi_os_start_time();
         self.process = svi_process_token();
     }
     svi_store_relaxed(&r->r_owner, owner);
-    svi_store_relaxed(&r->r_pid, (uint64_t)getpid());
+    svi_store_relaxed(&r->r_pid, self.pid);
     svi_store_relaxed(&r->r_start_time, self.start_time);
     svi_store_relaxed(&r->r_attached_ns, svi_os_realtime_ns());
     for (size_t i = 0; i < 8; i++) {
@@ -81,30 +58,50 @@ row_try_lock(const svi_mapping *m, int fd, uint32_t row, sv_error *err)
     return status == 0 ? 0 : SV_EROWS;
 }
 
-/* Does the row look free? A hint: trying to lock every row would cost the kernel a walk over all
- * locks for each of them. */
-static bool
-row_looks_free(const svi_mapping *m, uint32_t row)
+/* The words of a row that decide whether to try it, read without touching its memory: a row that was
+ * never taken is a hole, and on a full tmpfs touching one is fatal. Zeros say so. */
+#define ROW_FRONT_WORDS (offsetof(svm_row, r_counted) / sizeof(uint64_t) + 1)
+typedef struct row_front {
+    uint64_t state;
+    uint64_t pid;
+    uint64_t counted;
+} row_front;
+
+static int
+row_look(const svi_mapping *m, int fd, uint32_t row, row_front *out, sv_error *err)
 {
-    const svm_row *r = svi_row(m, row);
-    return svi_load_relaxed(&r->r_state) == SVI_ROW_FREE || /* hint (R1) */
-           svi_os_process_gone((int)svi_load_relaxed(&r->r_pid));
+    uint64_t words[ROW_FRONT_WORDS];
+    int got = svi_os_pread(fd, words, sizeof words, m->g.off_rows + row * m->g.row_stride);
+    if (got != (int)sizeof words) {
+        return svi_fail(err, SV_ESYS, got < 0 ? -got : EIO, "attach", "cannot read row %u of '%s'",
+                        row, m->name);
+    }
+    *out = (row_front){.state = words[offsetof(svm_row, r_state) / sizeof words[0]],
+                       .pid = words[offsetof(svm_row, r_pid) / sizeof words[0]],
+                       .counted = words[offsetof(svm_row, r_counted) / sizeof words[0]]};
+    return 0;
 }
 
-/* Lock a row that no living process holds: one that looks free, else the first that was never
- * taken, else any. */
+/* Lock a row that no living process holds: the first that looks free or was never taken, else any.
+ * The looks are hints: trying to lock every row would cost the kernel a walk over all locks for each
+ * of them. */
 static int
-row_lock_free(const svi_mapping *m, int fd, uint32_t *row, sv_error *err)
+row_lock_free(const svi_mapping *m, int fd, uint32_t *row, bool *counted, sv_error *err)
 {
-    uint32_t high = svi_high_rows(m);
     int status = SV_EROWS;
     for (uint32_t pass = 0; pass < 2; pass++) {
         for (uint32_t r = 0; r < m->g.max_rows; r++) {
-            if (pass == 0 && r < high && !row_looks_free(m, r)) {
+            row_front front = {0};
+            if ((status = row_look(m, fd, r, &front, err)) != 0) {
+                return status;
+            }
+            if (pass == 0 && front.state != SVI_ROW_FREE && !svi_os_process_gone((int)front.pid)) {
+                status = SV_EROWS;
                 continue;
             }
             if ((status = row_try_lock(m, fd, r, err)) != SV_EROWS) {
                 *row = r;
+                *counted = front.counted != 0;
                 return status;
             }
         }
@@ -148,89 +145,116 @@ row_fail_full(svi_mapping *m, sv_error *err)
                     m->g.max_rows, m->name, pids, used + 24 < sizeof pids ? "" : ", ...");
 }
 
-int
-svi_row_take(svi_mapping *m, bool inherit, bool owner, svi_hold *out, sv_error *err)
+/* Everybody attached read-locks one byte (rule S5); then a row, and the owner's byte if asked for. */
+static int
+row_lock(svi_mapping *m, int fd, bool owner, uint32_t *row, bool *counted, sv_error *err)
 {
-    svi_hold hold = {.row = SVI_NO_ROW};
-    unsigned char *rw = NULL;
-    int status = 0;
-    int fd = svi_fresh(m);
-    if (fd < 0) {
-        return svi_fail(err, SV_ESYS, -fd, "attach", "cannot open '%s' again", m->name);
+    int status = svi_os_lock_try(fd, SVI_LOCK_ATTACHED, false);
+    if (status != 0) {
+        return status == -EAGAIN
+                   ? svi_fail(err, SV_EBUSY, 0, "attach", "'%s' is being swept", m->name)
+                   : svi_fail(err, SV_ESYS, -status, "attach", "cannot lock '%s'", m->name);
     }
-    if ((status = svi_os_map_anchor(fd, inherit, &hold.anchor)) != 0) {
-        status =
-            svi_fail(err, SV_ESYS, -status, "attach", "cannot map the anchor of '%s'", m->name);
-        goto fail;
-    }
-    if ((status = svi_os_lock_try(fd, SVI_LOCK_ATTACHED, false)) != 0) {
-        status = status == -EAGAIN
-                     ? svi_fail(err, SV_EBUSY, 0, "attach", "'%s' is being swept", m->name)
-                     : svi_fail(err, SV_ESYS, -status, "attach", "cannot lock '%s'", m->name);
-        goto fail;
-    }
-    if ((status = row_lock_free(m, fd, &hold.row, err)) != 0) {
-        status = status == SV_EROWS ? row_fail_full(m, err) : status;
-        goto fail;
+    if ((status = row_lock_free(m, fd, row, counted, err)) != 0) {
+        return status == SV_EROWS ? row_fail_full(m, err) : status;
     }
     if (owner && (status = svi_os_lock_try(fd, SVI_LOCK_OWNER, true)) != 0) {
-        status = svi_fail(err, SV_EBUSY, -status, "attach", "cannot take the owner byte of '%s'",
-                          m->name);
-        goto fail;
+        return svi_fail(err, SV_EBUSY, -status, "attach", "cannot take the owner byte of '%s'",
+                        m->name);
     }
     SVI_STEP("attach.locked");
-    if ((status = row_reserve(m, fd, hold.row, err)) != 0) {
-        goto fail;
+    return 0;
+}
+
+/* Map the row. The map is the anchor too: it keeps the description of fd, and with it the locks. */
+static int
+row_map(svi_mapping *m, int fd, bool inherit, svi_hold *hold, sv_error *err)
+{
+    int status = svi_os_map_anchor(fd, m->g.off_rows + hold->row * m->g.row_stride, m->g.row_stride,
+                                   inherit, &hold->anchor);
+    if (status != 0) {
+        return svi_fail(err, SV_ESYS, -status, "attach", "cannot map row %u of '%s'", hold->row,
+                        m->name);
     }
-    if ((status = svi_writable_borrow(m, &rw, err)) != 0) {
-        goto fail;
-    }
+    hold->map = hold->anchor;
 #ifdef SVI_TESTING
     if (svi_testing_single_map) {
-        hold.map = svi_row_at(m, rw, hold.row);
+        hold->map = svi_row_at(m, atomic_load_explicit(&m->rw, memory_order_relaxed), hold->row);
     }
 #endif
-    if (hold.map == NULL) {
-        void *map = NULL;
-        status =
-            svi_os_map(fd, m->g.off_rows + hold.row * m->g.row_stride, m->g.row_stride, true, &map);
-        if (status != 0) {
-            status = svi_fail(err, SV_ESYS, -status, "attach", "cannot map row %u of '%s'",
-                              hold.row, m->name);
-            goto fail;
-        }
-        hold.map = map;
-    }
-    if (svi_load_seq(&hold.map->r_state) != SVI_ROW_FREE) { /* E7 */
-        row_clean(m, rw, hold.row);
-    }
-    svi_row_sign(hold.map, owner);
-    svi_store_seq(&hold.map->r_state, SVI_ROW_LIVE); /* E8 */
-    SVI_STEP("attach.live");
-    svi_max_seq(&svi_header_at(rw)->h_high_rows, (uint64_t)hold.row + 1); /* E8: before any pin */
-    SVI_STEP("attach.counted");
-    svi_writable_return(m, rw);
-    svi_os_close(fd); /* the anchor keeps the description, and with it the locks */
-    *out = hold;
     return 0;
+}
 
-fail:
-    svi_writable_return(m, rw);
-    svi_os_unmap(hold.anchor, SVI_PAGE);
-    svi_os_close(fd);
+/* Raise the high-water mark above a row, so that scans look at it. The row remembers that. */
+static int
+row_count(svi_mapping *m, int fd, const svi_hold *hold, sv_error *err)
+{
+    unsigned char *kept = atomic_load_explicit(&m->rw, memory_order_acquire);
+    void *page = kept;
+    int status = kept != NULL ? 0 : svi_os_map(fd, 0, SVI_PAGE, true, &page);
+    if (status != 0) {
+        return svi_fail(err, SV_ESYS, -status, "attach", "cannot map the header of '%s'", m->name);
+    }
+    svi_max_seq(&svi_header_at(page)->h_high_rows,
+                (uint64_t)hold->row + 1); /* E8: before any pin */
+    SVI_STEP("attach.counted");
+    svi_store_seq(&hold->map->r_counted, 1); /* E8: after the mark, for who takes the row next */
+    SVI_STEP("attach.remembered");
+    svi_os_unmap(kept != NULL ? NULL : page, SVI_PAGE);
+    return 0;
+}
+
+/* Make a locked and mapped row live and scanned. */
+static int
+row_enter(svi_mapping *m, int fd, bool owner, const svi_hold *hold, sv_error *err)
+{
+    int status = 0;
+    if (svi_load_seq(&hold->map->r_state) != SVI_ROW_FREE) { /* E7 */
+        unsigned char *rw = NULL;
+        if ((status = svi_writable_borrow(m, &rw, err)) != 0) {
+            return status;
+        }
+        svi_row_clean(m, rw, hold->row);
+        svi_writable_return(m, rw);
+    }
+    svi_row_sign(hold->map, owner);
+    svi_store_seq(&hold->map->r_state, SVI_ROW_LIVE); /* E8 */
+    SVI_STEP("attach.live");
+    if (svi_load_seq(&hold->map->r_counted) == 0) { /* E8 */
+        status = row_count(m, fd, hold, err);
+    }
+    if (status != 0) {
+        svi_store_seq(&hold->map->r_state, SVI_ROW_FREE); /* E7: it holds nothing */
+    }
     return status;
 }
 
-void
-svi_row_unmap(const svi_mapping *m, svi_hold *hold)
+int
+svi_row_take(svi_mapping *m, int fd, uint32_t flags, svi_hold *out, sv_error *err)
 {
-#ifdef SVI_TESTING
-    if (svi_testing_single_map) {
-        return; /* it lies in the map of the whole file */
+    svi_hold hold = {.row = SVI_NO_ROW};
+    bool owner = (flags & SVI_ROW_OWNER) != 0;
+    bool counted = false;
+    if (fd < 0 && (fd = svi_fresh(m)) < 0) {
+        return svi_fail(err, SV_ESYS, -fd, "attach", "cannot open '%s' again", m->name);
     }
-#endif
-    svi_os_unmap(hold->map, m->g.row_stride);
-    hold->map = NULL;
+    int status = row_lock(m, fd, owner, &hold.row, &counted, err);
+    if (status == 0 && !counted) {
+        status = row_reserve(m, fd, hold.row, err);
+    }
+    if (status == 0) {
+        status = row_map(m, fd, (flags & SVI_ROW_INHERIT) != 0, &hold, err);
+    }
+    if (status == 0) {
+        status = row_enter(m, fd, owner, &hold, err);
+    }
+    svi_os_close(fd);
+    if (status != 0) {
+        svi_os_unmap(hold.anchor, m->g.row_stride);
+        return status;
+    }
+    *out = hold;
+    return 0;
 }
 
 void
@@ -241,8 +265,7 @@ svi_row_drop(svi_mapping *m, svi_hold *hold)
     }
     svi_store_seq(&hold->map->r_state, SVI_ROW_FREE); /* E7: before the lock goes */
     SVI_STEP("detach.freed");
-    svi_row_unmap(m, hold);
-    svi_os_unmap(hold->anchor, SVI_PAGE);
+    svi_os_unmap(hold->anchor, m->g.row_stride);
     SVI_STEP("detach.unlocked");
     *hold = (svi_hold){.row = SVI_NO_ROW};
 }
@@ -256,24 +279,65 @@ svi_row_show_handles(const svi_mapping *m)
 }
 
 void
-svi_row_install(svi_mapping *m, const svi_hold *hold)
+svi_row_clear(const svi_mapping *m, svm_row *row, uint32_t group)
 {
-    m->hold = *hold;
-    svi_row_show_handles(m);
-    atomic_store_explicit(m->cells, hold->row == SVI_NO_ROW ? NULL : hold->map->r_cells,
-                          memory_order_release);
+    uint32_t end = svi_cell_group_end(m, group);
+    for (uint32_t b = group * SVI_CELL_GROUP; b < end; b++) {
+        /* relaxed: nobody else writes to the cells of a row that we hold and have not used yet */
+        if (svi_cell_pins(svi_load_relaxed(&row->r_cells[b])) != 0) { /* R4 */
+            svi_and_seq(&row->r_cells[b], ~SVI_PINS_MASK);            /* E10 */
+        }
+    }
+}
+
+void
+svi_row_open(svi_mapping *m)
+{
+    atomic_store_explicit(m->cells, m->hold.map->r_cells, memory_order_release);
+}
+
+int
+svi_cells_clean(svi_mapping *m, uint32_t buffer)
+{
+    int status = svi_process_lock(NULL);
+    if (status != 0) {
+        return status;
+    }
+    if (svi_cells(m) == NULL) {
+        status = SV_ECLOSED;
+    } else if (!svi_cells_are_clean(m, buffer)) {
+        svi_row_clear(m, m->hold.map, buffer / SVI_CELL_GROUP);
+        /* release: who sees the flag adds its pin after the cleaning (R4) */
+        atomic_store_explicit(&m->used[buffer / SVI_CELL_GROUP], 1, memory_order_release);
+    }
+    svi_process_unlock();
+    return status;
 }
 
 uint64_t
 svi_row_own_pins(const svi_mapping *m)
 {
+    const svi_word *cells = svi_cells(m);
     uint64_t sum = 0;
-    if (m->hold.row != SVI_NO_ROW) {
-        for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-            sum += svi_cell_pins(svi_load_seq(&m->hold.map->r_cells[b])); /* E12 */
+    for (uint32_t group = 0; cells != NULL && group < svi_cell_groups(m); group++) {
+        if (!svi_cells_are_clean(m, group * SVI_CELL_GROUP)) {
+            continue; /* never used */
+        }
+        for (uint32_t b = group * SVI_CELL_GROUP; b < svi_cell_group_end(m, group); b++) {
+            sum += svi_cell_pins(svi_load_seq(&cells[b])); /* E12 */
         }
     }
     return sum;
+}
+
+int
+svi_row_join(svi_mapping *m, int fd, uint32_t flags, sv_error *err)
+{
+    int status = 0;
+    if (m->hold.row == SVI_NO_ROW && (status = svi_row_take(m, fd, flags, &m->hold, err)) == 0) {
+        svi_row_show_handles(m);
+    }
+    return status;
 }
 
 svi_word *
@@ -286,13 +350,11 @@ svi_cells_slow(svi_mapping *m, int *status, sv_error *err)
     cells = svi_cells(m);
     if (cells == NULL && !m->mapped) {
         *status = svi_fail(err, SV_ECLOSED, 0, "attach", "the handle is closed");
-    } else if (cells == NULL) {
-        svi_hold hold;
-        *status = svi_row_take(m, false, false, &hold, err);
-        if (*status == 0) {
-            svi_row_install(m, &hold);
-            cells = svi_cells(m);
-        }
+    } else if (cells == NULL && (*status = svi_row_join(m, -1, 0, err)) == 0) {
+        memset((void *)m->used, 0,
+               svi_cell_groups(m) * sizeof *m->used); /* a child's: the parent's */
+        svi_row_open(m);
+        cells = svi_cells(m);
     }
     svi_process_unlock();
     return cells;
@@ -307,264 +369,4 @@ sv_segment_join(sv_segment *segment, sv_error *err)
         return svi_fail(err, SV_ECLOSED, 0, "attach", "the handle is closed");
     }
     return svi_cells(m) != NULL || svi_cells_slow(m, &status, err) != NULL ? 0 : status;
-}
-
-bool
-svi_row_alive(svi_mapping *m, uint32_t row)
-{
-    int probe = svi_probe(m);
-    return probe < 0 || svi_os_lock_test(probe, SVI_LOCK_ROW + row) != 0;
-}
-
-/* Take the byte of a dead row through a fresh description (an own one never conflicts with itself)
- * and clean it. 1: cleaned, 0: it lives or is clean, negative: -errno. */
-static int
-row_recover(svi_mapping *m, unsigned char *rw, uint32_t row)
-{
-    int cleaned = 0;
-    int fd = svi_fresh(m);
-    if (fd < 0) {
-        return fd;
-    }
-    int status = svi_os_lock_try(fd, SVI_LOCK_ROW + row, true);
-    if (status == 0) {
-        SVI_STEP("recover.locked");
-        if (svi_load_seq(&svi_row(m, row)->r_state) != SVI_ROW_FREE) { /* E7 */
-            row_clean(m, rw, row);
-            cleaned = 1;
-        }
-        /* Explicitly: a child forked in between could keep the description open. */
-        (void)svi_os_unlock(fd, SVI_LOCK_ROW + row);
-        SVI_STEP("recover.unlocked");
-    }
-    svi_os_close(fd);
-    return status == -EAGAIN ? 0 : status != 0 ? status : cleaned;
-}
-
-/* Slots that a dead appender filled and did not count (rule A3). */
-static void
-row_count_filled(const svi_mapping *m, unsigned char *rw)
-{
-    svm_header *header = svi_header_at(rw);
-    for (;;) {
-        uint64_t size = svi_load_seq(&header->h_size); /* E5 */
-        if (size >= m->g.slot_count ||
-            svi_load_seq(&svi_slots_at(m, rw)[size].s_word) == SVI_EMPTY) { /* A3 */
-            return;
-        }
-        (void)svi_cas_seq(&header->h_size, size, size + 1); /* E5 */
-        SVI_STEP("recover.counted");
-    }
-}
-
-int
-svi_recover(svi_mapping *m, uint32_t buffer, uint32_t *recovered, sv_error *err)
-{
-    uint32_t count = 0;
-    unsigned char *rw = NULL;
-    int status = svi_process_lock(err);
-    if (status != 0) {
-        return status;
-    }
-    if (!m->mapped) {
-        status = svi_fail(err, SV_ECLOSED, 0, "recover", "the handle is closed");
-        goto done;
-    }
-    if (svi_probe(m) < 0) {
-        status = svi_fail(err, SV_ESYS, EBADF, "recover", "cannot open '%s' again", m->name);
-        goto done;
-    }
-    if ((status = svi_writable_borrow(m, &rw, err)) != 0) {
-        goto done;
-    }
-    uint32_t high = svi_high_rows(m);
-    for (uint32_t r = 0; r < high; r++) {
-        const svm_row *row = svi_row(m, r);
-        /* hints (R5): what counts is looked at again under the row's lock */
-        if (r == m->hold.row || svi_load_seq(&row->r_state) == SVI_ROW_FREE ||
-            (buffer != SVI_ANY_BUFFER &&
-             svi_cell_pins(svi_load_relaxed(&row->r_cells[buffer])) == 0) ||
-            svi_row_alive(m, r)) {
-            continue;
-        }
-        int cleaned = row_recover(m, rw, r);
-        if (cleaned < 0) {
-            status = svi_fail(err, SV_ESYS, -cleaned, "recover", "cannot recover row %u of '%s'", r,
-                              m->name);
-            break;
-        }
-        count += (uint32_t)cleaned;
-    }
-    row_count_filled(m, rw);
-    svi_writable_return(m, rw);
-done:
-    svi_process_unlock();
-    if (status == 0 && recovered != NULL) {
-        *recovered = count;
-    }
-    return status;
-}
-
-int
-sv_recover(sv_segment *segment, uint32_t *recovered, sv_error *err)
-{
-    svi_mapping *m = svi_mapping_of(segment);
-    if (m == NULL) {
-        return svi_fail(err, SV_ECLOSED, 0, "recover", "the handle is closed");
-    }
-    return svi_recover(m, SVI_ANY_BUFFER, recovered, err);
-}
-
-uint64_t
-svi_buffer_pins(const svi_mapping *m, uint32_t buffer)
-{
-    uint64_t sum = 0;
-    uint32_t high = svi_high_rows(m);
-    for (uint32_t r = 0; r < high; r++) {
-        sum += svi_cell_pins(svi_load_seq(&svi_row(m, r)->r_cells[buffer])); /* E4, E10 */
-        SVI_STEP("scan.passed");
-    }
-    return sum;
-}
-
-uint64_t
-svi_buffer_reads(const svi_mapping *m, uint32_t buffer)
-{
-    uint64_t sum = 0;
-    uint32_t high = svi_high_rows(m);
-    for (uint32_t r = 0; r < high; r++) {
-        sum += svi_cell_reads(svi_load_relaxed(&svi_row(m, r)->r_cells[buffer])); /* counter only */
-    }
-    return sum & SVI_READS_MASK;
-}
-
-uint64_t
-svi_buffer_reads_settled(const svi_mapping *m, uint32_t buffer)
-{
-    uint64_t sum = 0;
-    uint32_t high = svi_high_rows(m);
-    for (uint32_t r = 0; r < high; r++) {
-        uint64_t cell = svi_load_seq(&svi_row(m, r)->r_cells[buffer]); /* counter (C1) */
-        for (int wait = 0; svi_cell_pins(cell) != 0 && wait < 1000; wait++) {
-            cell = svi_load_seq(&svi_row(m, r)->r_cells[buffer]); /* counter (C1) */
-        }
-        sum += svi_cell_reads(cell);
-    }
-    return sum & SVI_READS_MASK;
-}
-
-static uint64_t
-row_pins(const svi_mapping *m, uint32_t row, uint32_t buffer)
-{
-    const svm_row *r = svi_row(m, row);
-    if (buffer != SVI_ANY_BUFFER) {
-        return svi_cell_pins(svi_load_relaxed(&r->r_cells[buffer])); /* relaxed: for people */
-    }
-    uint64_t sum = 0;
-    for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-        sum += svi_cell_pins(svi_load_relaxed(&r->r_cells[b])); /* relaxed: for people */
-    }
-    return sum;
-}
-
-void
-svi_row_holders(svi_mapping *m, uint32_t buffer, char *out, size_t bytes)
-{
-    uint32_t high = svi_high_rows(m);
-    size_t used = 0;
-    uint32_t more = 0;
-    out[0] = '\0';
-    for (uint32_t r = 0; r < high; r++) {
-        /* a hint, for people */
-        uint64_t pins =
-            svi_load_seq(&svi_row(m, r)->r_state) == SVI_ROW_FREE ? 0 : row_pins(m, r, buffer);
-        if (pins == 0) {
-            continue;
-        }
-        if (used + 64 > bytes) {
-            more++;
-            continue;
-        }
-        used += (size_t)snprintf(out + used, bytes - used, "%spid %llu (%llu pin%s)",
-                                 used == 0 ? "" : ", ",
-                                 (unsigned long long)svi_load_relaxed(&svi_row(m, r)->r_pid),
-                                 (unsigned long long)pins, pins == 1 ? "" : "s");
-    }
-    if (more != 0) {
-        (void)snprintf(out + used, bytes - used, " and %u more", more);
-    }
-    if (used == 0) {
-        (void)snprintf(out, bytes, "nobody any more");
-    }
-}
-
-/* Add the claims of all rows to what was listed, in one pass over the buffers. */
-static void
-row_count_claims(const svi_mapping *m, sv_row_info *out, uint32_t count)
-{
-    for (uint32_t b = 0; b < m->g.buffer_count; b++) {
-        uint64_t writer = svi_load_relaxed(&svi_buffer(m, b)->b_writer); /* relaxed: for people */
-        for (uint32_t i = 0; writer != 0 && i < count; i++) {
-            out[i].claims += writer == (uint64_t)out[i].row + 1;
-        }
-    }
-}
-
-uint32_t
-sv_rows(const sv_segment *segment, sv_row_info *out, uint32_t count)
-{
-    svi_mapping *m = svi_mapping_of(segment);
-    if (m == NULL || svi_process_lock(NULL) != 0) {
-        return 0;
-    }
-    uint32_t found = 0;
-    uint32_t high = svi_high_rows(m);
-    int probe = svi_probe(m);
-    for (uint32_t r = 0; r < high; r++) {
-        const svm_row *row = svi_row(m, r);
-        if (svi_load_seq(&row->r_state) == SVI_ROW_FREE) { /* a hint, for people */
-            continue;
-        }
-        if (found < count) {
-            sv_row_info *info = &out[found];
-            uint64_t words[8];
-            for (size_t i = 0; i < 8; i++) {
-                words[i] = svi_load_relaxed(&row->r_command[i]);
-            }
-            memcpy(info->command, words, sizeof info->command);
-            info->command[sizeof info->command - 1] = '\0';
-            info->row = r;
-            info->live = probe < 0 || svi_os_lock_test(probe, SVI_LOCK_ROW + r) != 0;
-            info->owner = info->live && svi_load_relaxed(&row->r_owner) != 0;
-            info->pid = (int32_t)svi_load_relaxed(&row->r_pid);
-            info->start_time = svi_load_relaxed(&row->r_start_time);
-            info->attached_ns = svi_load_relaxed(&row->r_attached_ns);
-            info->pins = row_pins(m, r, SVI_ANY_BUFFER);
-            info->claims = 0;
-        }
-        found++;
-    }
-    row_count_claims(m, out, found < count ? found : count);
-    svi_process_unlock();
-    return found;
-}
-
-uint64_t
-sv_handle_count(const sv_segment *segment)
-{
-    svi_mapping *m = svi_mapping_of(segment);
-    if (m == NULL || svi_process_lock(NULL) != 0) {
-        return 0;
-    }
-    uint64_t count = 0;
-    uint32_t high = svi_high_rows(m);
-    for (uint32_t r = 0; r < high; r++) {
-        const svm_row *row = svi_row(m, r);
-        /* a hint, for people */
-        if (svi_load_seq(&row->r_state) != SVI_ROW_FREE && svi_row_alive(m, r)) {
-            count += svi_load_relaxed(&row->r_handles);
-        }
-    }
-    svi_process_unlock();
-    return count;
 }

@@ -2,35 +2,62 @@
 #ifndef SVI_ROW_H
 #define SVI_ROW_H
 
-#include "segment.h"
+#include "mapping.h"
+
+#define SVI_ROW_INHERIT 1u /* forked children keep the row alive too */
+#define SVI_ROW_OWNER 2u   /* take the owner byte as well */
 
 /*
- * Take the lowest free row: lock it through an anchor, clean it if a dead process left it, give its
- * cells memory, make it live. `owner` also takes the owner byte. SV_EBUSY: a sweeper is at work on
- * the file, try again later. SV_EROWS, SV_ESYS. Process lock held.
+ * Take the lowest free row: lock it, give it memory, map it (the map is its anchor), clean it if a
+ * dead process left it, make it live. `fd` is a description of the file that nothing else uses, and
+ * is closed; -1: a fresh one is made. SV_EBUSY: a sweeper is at work on the file, try again later.
+ * SV_EROWS, SV_ESYS. Process lock held.
  */
-int svi_row_take(svi_mapping *m, bool inherit, bool owner, svi_hold *out, sv_error *err);
+int svi_row_take(svi_mapping *m, int fd, uint32_t flags, svi_hold *out, sv_error *err);
+
+/* The same for this process, if it has none yet. Its cells are opened by their first use. */
+int svi_row_join(svi_mapping *m, int fd, uint32_t flags, sv_error *err);
 
 /* Give a row back. Nothing may be pinned through it. Process lock held. */
 void svi_row_drop(svi_mapping *m, svi_hold *hold);
 
-/* Unmap a row's writable map, if it has one of its own. */
-void svi_row_unmap(const svi_mapping *m, svi_hold *hold);
+/* Take away the pins that a group of cells has before its first use: bytes of a damaged segment. */
+void svi_row_clear(const svi_mapping *m, svm_row *row, uint32_t group);
+
+/* Let pin and unpin use the cells of this process's row. Process lock held. */
+void svi_row_open(svi_mapping *m);
 
 /* Write into a row who has it. Process lock held. */
 void svi_row_sign(svm_row *row, bool owner);
 
-/* Make this process's row current for pin and unpin. Process lock held. */
-void svi_row_install(svi_mapping *m, const svi_hold *hold);
-
 /* Tell others how many handles this process has open. Process lock held. */
 void svi_row_show_handles(const svi_mapping *m);
 
-/* Pins that this process holds; 0 without a row. */
+/* Pins that this process holds; 0 before its first. */
 uint64_t svi_row_own_pins(const svi_mapping *m);
 
-/* This process's cells, attaching a child on its first use. NULL with *status set on failure. */
+/* This process's cells, opened by their first use, which attaches a forked child. NULL with *status
+ * set on failure. */
 svi_word *svi_cells_slow(svi_mapping *m, int *status, sv_error *err);
+
+/* Clean the group of cells that a buffer's cell belongs to, for their first use. Takes the process
+ * lock. */
+int svi_cells_clean(svi_mapping *m, uint32_t buffer);
+
+/* May the cell be used, or does its group need svi_cells_clean()? This process has its cells. */
+static inline bool
+svi_cells_are_clean(const svi_mapping *m, uint32_t buffer)
+{
+    /* acquire: pairs with the release of who cleaned them (R4) */
+    return atomic_load_explicit(&m->used[buffer / SVI_CELL_GROUP], memory_order_acquire) != 0;
+}
+
+static inline uint32_t
+svi_cell_group_end(const svi_mapping *m, uint32_t group)
+{
+    uint32_t end = (group + 1) * SVI_CELL_GROUP;
+    return end < m->g.buffer_count ? end : m->g.buffer_count;
+}
 
 static inline svi_word *
 svi_cells(const svi_mapping *m)
@@ -43,6 +70,10 @@ svi_cells(const svi_mapping *m)
 bool svi_row_alive(svi_mapping *m, uint32_t row);
 
 #define SVI_ANY_BUFFER UINT32_MAX
+
+/* Take back the pins and claims of a dead row, make it free. Its lock byte is held by us; may be
+ * repeated after a crash at any point. */
+void svi_row_clean(const svi_mapping *m, unsigned char *rw, uint32_t row);
 
 /* Give back what dead rows hold (those that pin `buffer`, or all), and count filled slots that a
  * dead appender left uncounted. *recovered counts rows; NULL allowed. Takes the process lock. */

@@ -32,6 +32,7 @@ ext_errors_init(PyObject *module, ext_state *state)
 
 /* One name per class that error_table.h mentions. */
 #define CLASS_ValueError PyExc_ValueError
+#define CLASS_TypeError PyExc_TypeError
 #define CLASS_IndexError PyExc_IndexError
 #define CLASS_RuntimeError PyExc_RuntimeError
 #define CLASS_TimeoutError PyExc_TimeoutError

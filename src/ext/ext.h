@@ -181,6 +181,13 @@ PyObject *ext_view_array(SegmentObject *segment, ViewObject *view);
 /* shape as a tuple of int. */
 PyObject *ext_shape_tuple(const uint64_t *shape, uint32_t ndim);
 
+/* ---- move.c -------------------------------------------------------------------------------- */
+
+/* The sv_type of a dtype; SV_OPAQUE for all but native integers and floats. */
+uint32_t ext_number_type(PyArray_Descr *descr);
+
+PyObject *module_move(PyObject *module, PyObject *args, PyObject *kwargs);
+
 /* ---- segment_type.c ------------------------------------------------------------------------ */
 
 int ext_segment_init(PyObject *module, ext_state *state);
@@ -203,6 +210,7 @@ PyObject *segment_raise_slot(const SegmentObject *self, sv_segment *handle, int 
                              uint32_t slot);
 
 extern PyMethodDef segment_read_methods[];
+extern PyMethodDef segment_gather_methods[];
 extern PyMethodDef segment_write_methods[];
 extern PyMethodDef segment_stats_methods[];
 extern PyGetSetDef segment_stats_getset[];

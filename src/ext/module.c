@@ -277,6 +277,14 @@ static PyMethodDef module_methods[] = {
      "Copy the bytes of one C-contiguous array to another, with streaming stores and, where "
      "large,\n"
      "several threads (0: chosen). ValueError when sizes differ or the arrays overlap."},
+    {"move", EXT_FAST(module_move), KEYWORDS,
+     "move($module, /, destination, source, threads=1)\n--\n\n"
+     "Copy a strided array into another of the same shape, in one pass.\n\n"
+     "Any strides, any dtype; native integers and floats are converted: to integers clipped, cut\n"
+     "towards zero, NaN to 0; to floats as astype() does. Large arrays are moved without the GIL,\n"
+     "on up to `threads` threads (0: chosen). TypeError for dtypes that differ and are not\n"
+     "converted, ValueError when shapes differ, destination is read-only or its elements overlap\n"
+     "each other or the source's. Nothing is written on failure."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -301,6 +309,11 @@ module_add_constants(PyObject *module)
         {"COUNTER_CURSOR", SV_COUNTER_CURSOR},
         {"COUNTER_EMPTY", SV_COUNTER_EMPTY},
         {"COUNTER_RESTARTS", SV_COUNTER_RESTARTS},
+        {"COUNTER_IDLE", SV_COUNTER_IDLE},
+        {"COUNTER_DIRECT", SV_COUNTER_DIRECT},
+        {"COUNTER_ZARR", SV_COUNTER_ZARR},
+        {"COUNTER_TENSORSTORE", SV_COUNTER_TENSORSTORE},
+        {"COUNTER_MISSING", SV_COUNTER_MISSING},
     };
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].value) < 0) {

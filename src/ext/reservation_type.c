@@ -122,6 +122,11 @@ reservation_new(SegmentObject *segment, const sv_reservation *reservation, int n
     if (array == NULL) {
         return NULL;
     }
+    size_t bytes = (size_t)PyArray_NBYTES((PyArrayObject *)array);
+    if (bytes >= EXT_RELEASE_BYTES) {
+        Py_BEGIN_ALLOW_THREADS sv_prefault(&buffer->reservation, bytes);
+        Py_END_ALLOW_THREADS
+    }
     ReservationObject *self = PyObject_New(ReservationObject, segment->state->reservation_type);
     if (self == NULL) {
         Py_DECREF(array);
@@ -220,9 +225,6 @@ reservation_publish_into(ReservationObject *self, PyObject *value, uint32_t *slo
         }
         code = sv_publish(&self->buffer->reservation, *slot, &err);
     }
-    if (code == SV_EFULL) {
-        reservation_finish(self);
-    }
     if (code != 0) {
         ext_raise(self->state, code, &err);
         return -1;
@@ -317,8 +319,8 @@ static PyMethodDef reservation_methods[] = {
      "Make the buffer the current chunk of a filled slot, or of the next empty one (slot=None).\n\n"
      "Returns the slot's number. Views of the old chunk keep it. From now on `array` is over and\n"
      "arrays taken from it are read-only; drop views that were made of it before, as their memory\n"
-     "belongs to readers now. IndexError, ValueError (bad meta) and RuntimeError (in a forked\n"
-     "child) leave the reservation open; OutOfMemoryError, no slot is empty, cancels it."},
+     "belongs to readers now. IndexError, ValueError (bad meta), OutOfMemoryError (no slot is\n"
+     "empty) and RuntimeError (in a forked child) leave the reservation open and unchanged."},
     {"cancel", reservation_cancel, METH_NOARGS,
      "cancel($self, /)\n--\n\n"
      "Give the buffer back unused; after publish() or cancel() this does nothing.\n\n"

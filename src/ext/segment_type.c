@@ -451,6 +451,7 @@ ext_segment_init(PyObject *module, ext_state *state)
     }
     PyTypeObject *type = state->segment_type;
     return segment_add_methods(type, segment_read_methods) < 0 ||
+                   segment_add_methods(type, segment_gather_methods) < 0 ||
                    segment_add_methods(type, segment_write_methods) < 0 ||
                    segment_add_methods(type, segment_stats_methods) < 0 ||
                    segment_add_properties(type, segment_stats_getset) < 0

@@ -43,14 +43,14 @@ MUTANTS = (
     Mutant(
         "no-scan",
         "W2",
-        "publish.c",
-        "} else if (publish_is_pinned(m, buffer)) {",
-        "} else if (buffer > m->g.buffer_count && publish_is_pinned(m, buffer)) {",
+        "reserve.c",
+        "} else if (reserve_is_pinned(m, buffer)) {",
+        "} else if (buffer > m->g.buffer_count && reserve_is_pinned(m, buffer)) {",
     ),
     Mutant(
         "no-claim",
         "W1",
-        "publish.c",
+        "reserve.c",
         "    if (!svi_cas_seq(&header->b_writer, 0, (uint64_t)row + 1)) { /* E6 */\n"
         "        return TAKE_BUSY;",
         "    svi_store_seq(&header->b_writer, (uint64_t)row + 1);\n"
@@ -59,21 +59,21 @@ MUTANTS = (
     Mutant(
         "no-name-check",
         "W2",
-        "publish.c",
-        "    if (publish_is_named(m, rw, buffer)) {\n        result = TAKE_NAMED;",
+        "reserve.c",
+        "    if (reserve_is_named(m, rw, buffer)) {\n        result = TAKE_NAMED;",
         "    if (buffer > m->g.buffer_count) {\n        result = TAKE_NAMED;",
     ),
     Mutant(
         "scan-before-name",
         "W2",
-        "publish.c",
-        "    if (publish_is_named(m, rw, buffer)) {\n"
+        "reserve.c",
+        "    if (reserve_is_named(m, rw, buffer)) {\n"
         "        result = TAKE_NAMED;\n"
-        "    } else if (publish_is_pinned(m, buffer)) {\n"
+        "    } else if (reserve_is_pinned(m, buffer)) {\n"
         "        result = TAKE_PINNED;\n    }",
-        "    if (publish_is_pinned(m, buffer)) {\n"
+        "    if (reserve_is_pinned(m, buffer)) {\n"
         "        result = TAKE_PINNED;\n"
-        "    } else if (publish_is_named(m, rw, buffer)) {\n"
+        "    } else if (reserve_is_named(m, rw, buffer)) {\n"
         "        result = TAKE_NAMED;\n    }",
     ),
     Mutant(
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "no-counting-of-filled-slots",
         "A3",
-        "row.c",
+        "recover.c",
         "        (void)svi_cas_seq(&header->h_size, size, size + 1);",
         "        if (size <= m->g.slot_count) {\n            return;\n        }",
     ),
@@ -94,49 +94,68 @@ MUTANTS = (
         "mark-is-no-maximum",
         "R3",
         "row.c",
-        "    svi_max_seq(&svi_header_at(rw)->h_high_rows, (uint64_t)hold.row + 1);",
-        "    svi_store_seq(&svi_header_at(rw)->h_high_rows, (uint64_t)hold.row + 1);",
+        "    svi_max_seq(&svi_header_at(page)->h_high_rows,\n"
+        "                (uint64_t)hold->row + 1);",
+        "    svi_store_seq(&svi_header_at(page)->h_high_rows, (uint64_t)hold->row + 1);",
     ),
     Mutant(
         "mark-not-raised",
         "R3",
         "row.c",
-        "    svi_max_seq(&svi_header_at(rw)->h_high_rows, (uint64_t)hold.row + 1);",
-        "    svi_max_seq(&svi_header_at(rw)->h_high_rows, (uint64_t)hold.row);",
+        "    svi_max_seq(&svi_header_at(page)->h_high_rows,\n"
+        "                (uint64_t)hold->row + 1);",
+        "    svi_max_seq(&svi_header_at(page)->h_high_rows, (uint64_t)hold->row);",
+    ),
+    Mutant(
+        "counted-before-the-mark",
+        "R3",
+        "row.c",
+        "    svi_max_seq(&svi_header_at(page)->h_high_rows,\n"
+        "                (uint64_t)hold->row + 1); /* E8: before any pin */\n",
+        "    svi_store_seq(&hold->map->r_counted, 1);\n"
+        '    SVI_STEP("attach.counted");\n'
+        "    svi_max_seq(&svi_header_at(page)->h_high_rows, (uint64_t)hold->row + 1);\n",
+    ),
+    Mutant(
+        "cells-as-they-were-found",
+        "R4",
+        "row.c",
+        "        svi_row_clear(m, m->hold.map, buffer / SVI_CELL_GROUP);\n",
+        "",
     ),
     Mutant(
         "row-not-live",
         "R3",
         "row.c",
-        "    svi_store_seq(&hold.map->r_state, SVI_ROW_LIVE); /* E8 */",
-        "    svi_store_seq(&hold.map->r_state, SVI_ROW_FREE); /* E8 */",
+        "    svi_store_seq(&hold->map->r_state, SVI_ROW_LIVE); /* E8 */",
+        "    svi_store_seq(&hold->map->r_state, SVI_ROW_FREE); /* E8 */",
     ),
     Mutant(
         "unlocked-before-cleaning",
         "R5",
-        "row.c",
+        "recover.c",
         '        SVI_STEP("recover.locked");',
         '        (void)svi_os_unlock(fd, SVI_LOCK_ROW + row);\n        SVI_STEP("recover.locked");',
     ),
     Mutant(
         "claims-stay",
         "R5",
-        "row.c",
+        "recover.c",
         "            (void)svi_cas_seq(&header->b_writer, (uint64_t)row + 1, 0); /* E6 */",
         "            (void)header;",
     ),
     Mutant(
         "cleaning-forgets-reads",
         "R5",
-        "row.c",
-        "            svi_and_seq(&r->r_cells[b], ~SVI_PINS_MASK); /* E7 */",
+        "recover.c",
+        "            svi_and_seq(&r->r_cells[b], ~SVI_PINS_MASK); /* E10 */",
         "            svi_store_seq(&r->r_cells[b], 0);",
     ),
     Mutant(
         "anchor-inherited",
         "R2",
         "os_linux.c",
-        "    if (!inherit && madvise(address, OS_PAGE, MADV_DONTFORK) != 0) {",
+        "    if (!inherit && madvise(address, bytes, MADV_DONTFORK) != 0) {",
         "    if (fd < 0 && !inherit) {",
     ),
     Mutant(
@@ -149,7 +168,7 @@ MUTANTS = (
     Mutant(
         "moves-not-looked-at",
         "F2",
-        "publish.c",
+        "reserve.c",
         "        if (svi_load_seq(&header->h_moves) == moves) { /* E9 */",
         "        if (svi_load_seq(&header->h_moves) >= moves) {",
     ),
@@ -157,24 +176,36 @@ MUTANTS = (
         "last-view-does-not-look",
         "V2",
         "pin.c",
-        "    if (__builtin_expect(svi_load_seq(&m->closing) != 0, 0)) { /* V2 */",
+        "    if (__builtin_expect(svi_load_seq(&m->closing) != 0, 0)) { /* E11 (V2) */",
         "    if (buffer > m->g.buffer_count) {",
     ),
     Mutant(
         "created-without-its-lock",
         "S2",
         "segment.c",
-        '        status = svi_lockfile_take(&creating, directory, ".", name, ".create", err);\n'
-        "        if (status != 0) {\n            svi_process_unlock();",
-        "        status = 0;\n        if (status != 0) {\n            svi_process_unlock();",
+        "        status = svi_lockfile_take(&creating, ",
+        "        status = creating.anchor == NULL ? 0 : svi_lockfile_take(&creating, ",
     ),
     Mutant(
         "lock-of-a-lost-file",
         "O1",
         "lockfile.c",
-        "        if (svi_os_stat(lock->path, &named) == 0 && named.st_dev == held.st_dev &&\n"
-        "            named.st_ino == held.st_ino) {\n            lock->device",
-        "        (void)svi_os_stat(lock->path, &named);\n        {\n            lock->device",
+        "        if (named == 1) {",
+        "        if (named >= 0) {",
+    ),
+    Mutant(
+        "unlocked-before-unlinked",
+        "O2",
+        "lockfile.c",
+        "    if (unlink && lockfile_is_named(",
+        "    svi_os_unmap(lock->anchor, SVI_PAGE);\n    if (unlink && lockfile_is_named(",
+    ),
+    Mutant(
+        "marker-not-compared",
+        "O4",
+        "pool.c",
+        "    if (strcmp(info.generation, generation) != 0) {",
+        "    if (generation[0] == '\\0') {",
     ),
     Mutant(
         "marker-not-cleared-first",
@@ -189,8 +220,8 @@ MUTANTS = (
         "failed-attach-keeps-its-anchor",
         "R3",
         "row.c",
-        "fail:\n    svi_writable_return(m, rw);\n    svi_os_unmap(hold.anchor, SVI_PAGE);",
-        "fail:\n    svi_writable_return(m, rw);",
+        "    if (status != 0) {\n        svi_os_unmap(hold.anchor, m->g.row_stride);",
+        "    if (status != 0) {",
     ),
     Mutant(
         "interrupted-lock-not-repeated",
@@ -205,8 +236,8 @@ MUTANTS = (
         "reads-without-their-base",
         "C1",
         "publish.c",
-        "svi_reads_since(svi_buffer_reads(m, old_buffer), base)",
-        "svi_buffer_reads(m, old_buffer) + base * 0",
+        "svi_reads_since(svi_buffer_reads(m, old.buffer), old.read_base)",
+        "svi_buffer_reads(m, old.buffer) + old.read_base * 0",
     ),
 )
 

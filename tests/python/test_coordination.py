@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 from pool_support import run, running, unique, wait_for
 
-from sharedvector import OwnerLock, PoolPaths, PoolSpawnError, SharedVector, coordination
+from sharedvector import (
+    OwnerLock,
+    PoolPaths,
+    PoolSpawnError,
+    SharedVector,
+    coordination,
+    ensure_pool,
+)
 from sharedvector.coordination import probe_ready, wait_until_ready
 
 
@@ -103,6 +110,10 @@ def test_bad_names_are_refused_at_once(name: str, tmp_path: Path) -> None:
         PoolPaths.for_name(name)
     with pytest.raises(ValueError):
         PoolPaths(name, tmp_path)
+    with pytest.raises(ValueError):
+        ensure_pool(name, 4, mode="attach", ready_timeout=30)
+    with pytest.raises(ValueError):
+        SharedVector(name, create=False)
 
 
 @pytest.mark.parametrize("name", ["a", "run:42", "run 42", "run.v2.1", "Lauf-ü-数据", "a" * 200])

@@ -131,13 +131,16 @@ def test_publish_stores_the_shape_that_the_array_has_now(name: str) -> None:
         assert (vector.get(2) == FLOATS).all()
 
 
-def test_a_full_vector_cancels(name: str) -> None:
+def test_a_full_vector_leaves_the_reservation_open(name: str) -> None:
     with SharedVector(name, slot_count=1, chunk_size=64) as vector:
         vector.append(np.zeros(4, np.float32))
-        reservation = vector.reserve(4)
-        with pytest.raises(sharedvector.OutOfMemoryError):
-            reservation.publish()
-        assert reservation.closed
+        with vector.reserve(4) as reservation:
+            reservation.array[...] = 3
+            with pytest.raises(sharedvector.OutOfMemoryError, match="all 1 slots"):
+                reservation.publish()
+            assert claims(vector) == 1
+            assert reservation.publish(0) == 0
+        assert vector.get(0).tolist() == [3] * 4
         assert claims(vector) == 0
 
 

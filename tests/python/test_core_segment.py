@@ -478,7 +478,7 @@ def test_shared_counters(name: str) -> None:
         assert other.counter_add(_core.COUNTER_LOADS, 5) == 1
         assert vector.counter_add(_core.COUNTER_LOADS, amount=0) == 6
         with pytest.raises(ValueError):
-            vector.counter_add(8)
+            vector.counter_add(16)
 
 
 def test_refresh_next_prefers_slots_that_were_read(name: str) -> None:

@@ -341,7 +341,7 @@ def test_no_room_is_an_error_that_says_so() -> None:
     name = unique("room")
     disk = os.statvfs(PoolPaths.for_name(name).segment.parent)
     too_much = disk.f_frsize * disk.f_blocks // 32  # 64 of them are twice what there is
-    with pytest.raises(PoolSpawnError, match=r"bytes.*free"):
+    with pytest.raises(PoolSpawnError, match=r"bytes.*free.*--shm-size"):
         ensure_pool(name, 64, producer=spec(chunk_size=too_much), ready_timeout=30)
     assert files(name) == []
 

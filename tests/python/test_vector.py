@@ -165,6 +165,14 @@ def test_read_only_sources_are_fine(name: str) -> None:
         assert (vector.get(4) == FLOATS).all()
 
 
+def test_mapped_files_are_stored(name: str, tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "chunk", np.float32, "w+", shape=(5, 7))
+    mapped[:] = 3
+    with filled(name) as vector:
+        vector.append(mapped)
+        assert type(vector.get(3)) is np.ndarray and (vector.get(3) == mapped).all()
+
+
 @pytest.mark.parametrize(
     "array",
     [

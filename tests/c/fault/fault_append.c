@@ -47,15 +47,8 @@ after(const char *name)
 static void
 appending(void)
 {
-    const injection what = {.what = "append",
-                            .before = inject_segment,
-                            .arrange = inject_attach_surely,
-                            .verb = append,
-                            .settle = settle,
-                            .after = after,
-                            .steps = 5,
-                            .calls = 3};
-    inject_everywhere(&what);
+    INJECT(.what = "append", .before = inject_segment, .arrange = inject_attach_surely,
+           .verb = append, .settle = settle, .after = after, .steps = 5, .calls = 3);
 }
 
 /* The whole verb at once, in a segment whose free buffers are all held by the dead. */
@@ -80,16 +73,9 @@ settle_whole(const char *name, int status)
 static void
 appending_among_the_dead(void)
 {
-    const injection what = {.what = "deadappend",
-                            .before = inject_segment_exhausted,
-                            .arrange = inject_attach_surely,
-                            .verb = append_whole,
-                            .settle = settle_whole,
-                            .after = after,
-                            .steps = 12,
-                            .calls = 8,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "deadappend", .before = inject_segment_exhausted,
+           .arrange = inject_attach_surely, .verb = append_whole, .settle = settle_whole,
+           .after = after, .steps = 12, .calls = 8, .silent = true);
 }
 
 int

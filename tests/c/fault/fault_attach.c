@@ -17,27 +17,15 @@ settle(const char *name, int status)
 static void
 attaching(void)
 {
-    const injection what = {.what = "attach",
-                            .before = inject_segment,
-                            .verb = inject_attach,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 3,
-                            .calls = 12};
-    inject_everywhere(&what);
+    INJECT(.what = "attach", .before = inject_segment, .verb = inject_attach, .settle = settle,
+           .after = inject_audit, .steps = 4, .calls = 12);
 }
 
 static void
 attaching_over_the_row_of_the_dead(void)
 {
-    const injection what = {.what = "takeover",
-                            .before = inject_segment_with_dead,
-                            .verb = inject_attach,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 7,
-                            .calls = 12};
-    inject_everywhere(&what);
+    INJECT(.what = "takeover", .before = inject_segment_with_dead, .verb = inject_attach,
+           .settle = settle, .after = inject_audit, .steps = 6, .calls = 12);
 }
 
 static sv_view view;
@@ -67,16 +55,9 @@ settle_first_use(const char *name, int status)
 static void
 first_use_in_a_child(void)
 {
-    const injection what = {.what = "firstuse",
-                            .before = inject_segment,
-                            .verb = pin_for_the_first_time,
-                            .settle = settle_first_use,
-                            .after = inject_audit,
-                            .steps = 4,
-                            .calls = 6,
-                            .silent = true,
-                            .inherits = true};
-    inject_everywhere(&what);
+    INJECT(.what = "firstuse", .before = inject_segment, .verb = pin_for_the_first_time,
+           .settle = settle_first_use, .after = inject_audit, .steps = 4, .calls = 6,
+           .silent = true, .inherits = true);
 }
 
 static int
@@ -100,15 +81,8 @@ settle_joined(const char *name, int status)
 static void
 joining_in_a_child(void)
 {
-    const injection what = {.what = "join",
-                            .before = inject_segment,
-                            .verb = join,
-                            .settle = settle_joined,
-                            .after = inject_audit,
-                            .steps = 3,
-                            .calls = 6,
-                            .inherits = true};
-    inject_everywhere(&what);
+    INJECT(.what = "join", .before = inject_segment, .verb = join, .settle = settle_joined,
+           .after = inject_audit, .steps = 3, .calls = 6, .inherits = true);
 }
 
 /* The child opens what it inherited a handle of: one map, and a row of its own. */
@@ -135,16 +109,9 @@ settle_together(const char *name, int status)
 static void
 opening_again_in_a_child(void)
 {
-    const injection what = {.what = "reopen",
-                            .before = inject_segment,
-                            .arrange = arrange_together,
-                            .verb = inject_attach,
-                            .settle = settle_together,
-                            .after = inject_audit,
-                            .steps = 3,
-                            .calls = 12,
-                            .inherits = true};
-    inject_everywhere(&what);
+    INJECT(.what = "reopen", .before = inject_segment, .arrange = arrange_together,
+           .verb = inject_attach, .settle = settle_together, .after = inject_audit, .steps = 3,
+           .calls = 12, .inherits = true);
 }
 
 int

@@ -34,15 +34,8 @@ settle(const char *name, int status)
 static void
 cancelling(void)
 {
-    const injection what = {.what = "cancel",
-                            .before = inject_segment,
-                            .arrange = arrange,
-                            .verb = cancel,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 1,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "cancel", .before = inject_segment, .arrange = arrange, .verb = cancel,
+           .settle = settle, .after = inject_audit, .steps = 1, .silent = true);
 }
 
 int

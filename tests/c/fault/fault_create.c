@@ -5,12 +5,6 @@ static int open_flags;
 static sv_options open_options;
 
 static void
-before_nothing(const char *name)
-{
-    (void)name;
-}
-
-static void
 before_old(const char *name)
 {
     EQ(sv_segment_close(world_segment(name, 2), NULL), 0);
@@ -68,7 +62,7 @@ static void
 under_a_free_name(void)
 {
     open_options = world_options();
-    make_everywhere("exclusive", SV_OPEN_EXCLUSIVE, before_nothing, 6);
+    make_everywhere("exclusive", SV_OPEN_EXCLUSIVE, NULL, 6);
 }
 
 static void
@@ -76,7 +70,7 @@ as_the_recorded_owner(void)
 {
     open_options = world_options();
     open_options.owned = 1;
-    make_everywhere("owned", SV_OPEN_CREATE, before_nothing, 6);
+    make_everywhere("owned", SV_OPEN_CREATE, NULL, 6);
 }
 
 static void

@@ -26,15 +26,8 @@ settle(const char *name, int status)
 static void
 detaching(void)
 {
-    const injection what = {.what = "detach",
-                            .before = inject_segment,
-                            .arrange = arrange,
-                            .verb = detach,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 1,
-                            .calls = 5};
-    inject_everywhere(&what);
+    INJECT(.what = "detach", .before = inject_segment, .arrange = arrange, .verb = detach,
+           .settle = settle, .after = inject_audit, .steps = 1, .calls = 5);
 }
 
 int

@@ -99,49 +99,25 @@ settle(const char *name, int status)
 static void
 a_reader_who_forks(void)
 {
-    const injection what = {.what = "fork",
-                            .before = inject_segment,
-                            .arrange = arrange,
-                            .verb = fork_and_go_on,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 5,
-                            .calls = 6,
-                            .who = INJECT_VICTIM,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "fork", .before = inject_segment, .arrange = arrange, .verb = fork_and_go_on,
+           .settle = settle, .after = inject_audit, .steps = 5, .calls = 6, .who = INJECT_VICTIM,
+           .silent = true);
 }
 
 static void
 a_writer_who_forks(void)
 {
-    const injection what = {.what = "writer",
-                            .before = inject_segment,
-                            .arrange = arrange_writer,
-                            .verb = fork_and_go_on,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 5,
-                            .calls = 6,
-                            .who = INJECT_VICTIM,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "writer", .before = inject_segment, .arrange = arrange_writer,
+           .verb = fork_and_go_on, .settle = settle, .after = inject_audit, .steps = 5, .calls = 6,
+           .who = INJECT_VICTIM, .silent = true);
 }
 
 static void
 the_one_who_is_born(void)
 {
-    const injection what = {.what = "born",
-                            .before = inject_segment,
-                            .arrange = arrange_writer,
-                            .verb = fork_and_go_on,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 4,
-                            .calls = 6,
-                            .who = INJECT_ITS_CHILD,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "born", .before = inject_segment, .arrange = arrange_writer,
+           .verb = fork_and_go_on, .settle = settle, .after = inject_audit, .steps = 4, .calls = 6,
+           .who = INJECT_ITS_CHILD, .silent = true);
 }
 
 int

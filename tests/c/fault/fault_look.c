@@ -21,15 +21,8 @@ settle_checked(const char *name, int status)
 static void
 checking(void)
 {
-    const injection what = {.what = "check",
-                            .before = inject_segment_with_dead,
-                            .arrange = inject_attach_surely,
-                            .verb = check,
-                            .settle = settle_checked,
-                            .after = inject_audit,
-                            .steps = 6,
-                            .calls = 1};
-    inject_everywhere(&what);
+    INJECT(.what = "check", .before = inject_segment_with_dead, .arrange = inject_attach_surely,
+           .verb = check, .settle = settle_checked, .after = inject_audit, .steps = 6, .calls = 1);
 }
 
 static int
@@ -62,14 +55,8 @@ settle_listed(const char *name, int status)
 static void
 listing(void)
 {
-    const injection what = {.what = "list",
-                            .before = inject_segment,
-                            .arrange = inject_attach_surely,
-                            .verb = list,
-                            .settle = settle_listed,
-                            .after = inject_audit,
-                            .calls = 6};
-    inject_everywhere(&what);
+    INJECT(.what = "list", .before = inject_segment, .arrange = inject_attach_surely, .verb = list,
+           .settle = settle_listed, .after = inject_audit, .calls = 6);
 }
 
 static uint32_t rows_seen;
@@ -97,15 +84,9 @@ settle_rows(const char *name, int status)
 static void
 counting(void)
 {
-    const injection what = {.what = "rows",
-                            .before = inject_segment,
-                            .arrange = inject_attach_surely,
-                            .verb = count_rows,
-                            .settle = settle_rows,
-                            .after = inject_audit,
-                            .calls = 4,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "rows", .before = inject_segment, .arrange = inject_attach_surely,
+           .verb = count_rows, .settle = settle_rows, .after = inject_audit, .calls = 4,
+           .silent = true);
 }
 
 static int
@@ -130,14 +111,8 @@ settle_reset(const char *name, int status)
 static void
 resetting(void)
 {
-    const injection what = {.what = "reset",
-                            .before = inject_segment,
-                            .arrange = inject_attach_surely,
-                            .verb = reset,
-                            .settle = settle_reset,
-                            .after = inject_audit,
-                            .calls = 2};
-    inject_everywhere(&what);
+    INJECT(.what = "reset", .before = inject_segment, .arrange = inject_attach_surely,
+           .verb = reset, .settle = settle_reset, .after = inject_audit, .calls = 2);
 }
 
 /* The verbs that return nothing: they do their work or leave it. */
@@ -172,16 +147,9 @@ settle_retired(const char *name, int status)
 static void
 retiring(void)
 {
-    const injection what = {.what = "retire",
-                            .before = inject_segment,
-                            .arrange = inject_attach_surely,
-                            .verb = count_and_retire,
-                            .settle = settle_retired,
-                            .after = inject_audit,
-                            .steps = 1,
-                            .calls = 2,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "retire", .before = inject_segment, .arrange = inject_attach_surely,
+           .verb = count_and_retire, .settle = settle_retired, .after = inject_audit, .steps = 1,
+           .calls = 2, .silent = true);
 }
 
 int

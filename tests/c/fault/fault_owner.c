@@ -9,12 +9,6 @@
 
 static sv_owner *owner;
 
-static void
-before_nothing(const char *name)
-{
-    (void)name;
-}
-
 static int
 own_and_die(void *name)
 {
@@ -65,25 +59,14 @@ after(const char *name)
 static void
 acquiring(void)
 {
-    const injection what = {.what = "acquire",
-                            .before = before_nothing,
-                            .verb = acquire,
-                            .settle = settle,
-                            .after = after,
-                            .calls = 12};
-    inject_everywhere(&what);
+    INJECT(.what = "acquire", .verb = acquire, .settle = settle, .after = after, .calls = 12);
 }
 
 static void
 acquiring_after_a_dead_owner(void)
 {
-    const injection what = {.what = "inherit",
-                            .before = before_dead_owner,
-                            .verb = acquire,
-                            .settle = settle,
-                            .after = after,
-                            .calls = 12};
-    inject_everywhere(&what);
+    INJECT(.what = "inherit", .before = before_dead_owner, .verb = acquire, .settle = settle,
+           .after = after, .calls = 12);
 }
 
 static void
@@ -112,16 +95,8 @@ settle_released(const char *name, int status)
 static void
 releasing(void)
 {
-    const injection what = {.what = "release",
-                            .before = before_nothing,
-                            .arrange = arrange_owner,
-                            .verb = release,
-                            .settle = settle_released,
-                            .after = after,
-                            .steps = 1,
-                            .calls = 3,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "release", .arrange = arrange_owner, .verb = release, .settle = settle_released,
+           .after = after, .steps = 1, .calls = 3, .silent = true);
 }
 
 static int lock_fd = -1;
@@ -156,14 +131,8 @@ settle_adopted(const char *name, int status)
 static void
 adopting(void)
 {
-    const injection what = {.what = "adopt",
-                            .before = before_nothing,
-                            .arrange = arrange_locked,
-                            .verb = adopt,
-                            .settle = settle_adopted,
-                            .after = after,
-                            .calls = 8};
-    inject_everywhere(&what);
+    INJECT(.what = "adopt", .arrange = arrange_locked, .verb = adopt, .settle = settle_adopted,
+           .after = after, .calls = 8);
 }
 
 /* An owner in the test, looked for from the child. */
@@ -206,13 +175,8 @@ after_reign(const char *name)
 static void
 probing(void)
 {
-    const injection what = {.what = "probe",
-                            .before = before_reign,
-                            .verb = probe,
-                            .settle = settle_probed,
-                            .after = after_reign,
-                            .calls = 4};
-    inject_everywhere(&what);
+    INJECT(.what = "probe", .before = before_reign, .verb = probe, .settle = settle_probed,
+           .after = after_reign, .calls = 4);
 }
 
 int

@@ -35,15 +35,8 @@ settle_pins(const char *name, int status)
 static void
 pinning(void)
 {
-    const injection what = {.what = "pin",
-                            .before = inject_segment,
-                            .arrange = inject_attach_surely,
-                            .verb = pin,
-                            .settle = settle_pins,
-                            .after = inject_audit,
-                            .steps = 3,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "pin", .before = inject_segment, .arrange = inject_attach_surely, .verb = pin,
+           .settle = settle_pins, .after = inject_audit, .steps = 3, .silent = true);
 }
 
 /* Large chunks, so that the copy runs on several threads. */
@@ -105,12 +98,22 @@ after_large(const char *name)
 static unsigned char *copies;
 
 static int
+gather_large(sv_segment *segment, const uint32_t *slots, size_t count, sv_error *err)
+{
+    sv_gather_options how;
+    sv_gather_options_init(&how);
+    how.ndim = 1;
+    how.shape[0] = LARGE / sizeof(uint64_t);
+    return sv_gather(segment, slots, count, &how, copies, LARGE, err);
+}
+
+static int
 gather(const char *name, sv_error *err)
 {
     static const uint32_t slots[] = {1, 0, 1};
     (void)name;
     copies = copies != NULL ? copies : world_memory(3 * LARGE);
-    return sv_gather(inject_mine, slots, 3, copies, LARGE, 0, err);
+    return gather_large(inject_mine, slots, 3, err);
 }
 
 static void
@@ -130,15 +133,8 @@ settle_copies(const char *name, int status)
 static void
 gathering(void)
 {
-    const injection what = {.what = "gather",
-                            .before = before_large,
-                            .arrange = inject_attach_surely,
-                            .verb = gather,
-                            .settle = settle_copies,
-                            .after = after_large,
-                            .steps = 6,
-                            .calls = 2};
-    inject_everywhere(&what);
+    INJECT(.what = "gather", .before = before_large, .arrange = inject_attach_surely,
+           .verb = gather, .settle = settle_copies, .after = after_large, .steps = 6, .calls = 2);
 }
 
 int

@@ -6,12 +6,6 @@
 
 static sv_owner *owner;
 
-static void
-before_nothing(const char *name)
-{
-    (void)name;
-}
-
 static int
 create(const char *name, sv_error *err)
 {
@@ -109,29 +103,15 @@ after(const char *name)
 static void
 creating(void)
 {
-    const injection what = {.what = "newpool",
-                            .before = before_nothing,
-                            .arrange = arrange_owner,
-                            .verb = create,
-                            .settle = settle_created,
-                            .after = after,
-                            .steps = 7,
-                            .calls = 30};
-    inject_everywhere(&what);
+    INJECT(.what = "newpool", .arrange = arrange_owner, .verb = create, .settle = settle_created,
+           .after = after, .steps = 7, .calls = 30);
 }
 
 static void
 creating_over_a_dead_reign(void)
 {
-    const injection what = {.what = "heir",
-                            .before = before_dead_reign,
-                            .arrange = arrange_owner,
-                            .verb = create,
-                            .settle = settle_created,
-                            .after = after,
-                            .steps = 7,
-                            .calls = 30};
-    inject_everywhere(&what);
+    INJECT(.what = "heir", .before = before_dead_reign, .arrange = arrange_owner, .verb = create,
+           .settle = settle_created, .after = after, .steps = 7, .calls = 30);
 }
 
 static int
@@ -154,15 +134,8 @@ settle_ended(const char *name, int status)
 static void
 ending(void)
 {
-    const injection what = {.what = "endpool",
-                            .before = before_nothing,
-                            .arrange = arrange_pool,
-                            .verb = end_reign,
-                            .settle = settle_ended,
-                            .after = after,
-                            .steps = 5,
-                            .calls = 12};
-    inject_everywhere(&what);
+    INJECT(.what = "endpool", .arrange = arrange_pool, .verb = end_reign, .settle = settle_ended,
+           .after = after, .steps = 5, .calls = 12);
 }
 
 /* The reign lasts in the test; the child follows it. */
@@ -212,15 +185,8 @@ after_attached(const char *name)
 static void
 following(void)
 {
-    const injection what = {.what = "follow",
-                            .before = before_reign,
-                            .arrange = arrange_nothing,
-                            .verb = attach,
-                            .settle = settle_attached,
-                            .after = after_attached,
-                            .steps = 3,
-                            .calls = 15};
-    inject_everywhere(&what);
+    INJECT(.what = "follow", .before = before_reign, .arrange = arrange_nothing, .verb = attach,
+           .settle = settle_attached, .after = after_attached, .steps = 3, .calls = 15);
 }
 
 int

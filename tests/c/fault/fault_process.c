@@ -43,21 +43,8 @@ after(const char *name)
 static void
 first_call(void)
 {
-    const injection what = {.what = "first",
-                            .before = before,
-                            .verb = inject_attach,
-                            .settle = settle,
-                            .after = after,
-                            .steps = 3,
-                            .calls = 15,
-                            .cold = true};
-    inject_everywhere(&what);
-}
-
-static void
-before_nothing(const char *name)
-{
-    (void)name;
+    INJECT(.what = "first", .before = before, .verb = inject_attach, .settle = settle,
+           .after = after, .steps = 2, .calls = 15, .cold = true);
 }
 
 static int
@@ -96,15 +83,8 @@ after_made(const char *name)
 static void
 first_call_creates(void)
 {
-    const injection what = {.what = "firstmade",
-                            .before = before_nothing,
-                            .verb = create,
-                            .settle = settle_created,
-                            .after = after_made,
-                            .steps = 6,
-                            .calls = 30,
-                            .cold = true};
-    inject_everywhere(&what);
+    INJECT(.what = "firstmade", .verb = create, .settle = settle_created, .after = after_made,
+           .steps = 6, .calls = 30, .cold = true);
 }
 
 int

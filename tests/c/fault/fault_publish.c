@@ -42,14 +42,8 @@ after(const char *name)
 static void
 publishing(void)
 {
-    const injection what = {.what = "publish",
-                            .before = inject_segment,
-                            .arrange = arrange,
-                            .verb = publish,
-                            .settle = settle,
-                            .after = after,
-                            .steps = 6};
-    inject_everywhere(&what);
+    INJECT(.what = "publish", .before = inject_segment, .arrange = arrange, .verb = publish,
+           .settle = settle, .after = after, .steps = 6);
 }
 
 /* Views of the old chunk are alive, in a dead process and in the test: both keep it. */
@@ -75,14 +69,8 @@ after_pinned(const char *name)
 static void
 publishing_under_a_view(void)
 {
-    const injection what = {.what = "underview",
-                            .before = before_pinned,
-                            .arrange = arrange,
-                            .verb = publish,
-                            .settle = settle,
-                            .after = after_pinned,
-                            .steps = 6};
-    inject_everywhere(&what);
+    INJECT(.what = "underview", .before = before_pinned, .arrange = arrange, .verb = publish,
+           .settle = settle, .after = after_pinned, .steps = 6);
 }
 
 int

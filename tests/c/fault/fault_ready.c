@@ -4,12 +4,6 @@
 static sv_owner *owner;
 
 static void
-before(const char *name)
-{
-    (void)name;
-}
-
-static void
 arrange(const char *name)
 {
     EQ(sv_owner_acquire(name, NULL, "first", &owner, NULL), 0);
@@ -56,15 +50,8 @@ after(const char *name)
 static void
 marking(void)
 {
-    const injection what = {.what = "ready",
-                            .before = before,
-                            .arrange = arrange,
-                            .verb = mark,
-                            .settle = settle,
-                            .after = after,
-                            .steps = 2,
-                            .calls = 4};
-    inject_everywhere(&what);
+    INJECT(.what = "ready", .arrange = arrange, .verb = mark, .settle = settle, .after = after,
+           .steps = 2, .calls = 4);
 }
 
 static void
@@ -94,15 +81,8 @@ settle_cleared(const char *name, int status)
 static void
 clearing(void)
 {
-    const injection what = {.what = "clear",
-                            .before = before,
-                            .arrange = arrange_marked,
-                            .verb = clear,
-                            .settle = settle_cleared,
-                            .after = after,
-                            .steps = 1,
-                            .calls = 2};
-    inject_everywhere(&what);
+    INJECT(.what = "clear", .arrange = arrange_marked, .verb = clear, .settle = settle_cleared,
+           .after = after, .steps = 1, .calls = 2);
 }
 
 static int
@@ -122,14 +102,8 @@ settle_read(const char *name, int status)
 static void
 reading(void)
 {
-    const injection what = {.what = "readmark",
-                            .before = before,
-                            .arrange = arrange_marked,
-                            .verb = read_marker,
-                            .settle = settle_read,
-                            .after = after,
-                            .calls = 4};
-    inject_everywhere(&what);
+    INJECT(.what = "readmark", .arrange = arrange_marked, .verb = read_marker,
+           .settle = settle_read, .after = after, .calls = 4);
 }
 
 int

@@ -59,15 +59,8 @@ after(const char *name)
 static void
 recovering(void)
 {
-    const injection what = {.what = "recover",
-                            .before = before,
-                            .arrange = arrange,
-                            .verb = recover,
-                            .settle = settle,
-                            .after = after,
-                            .steps = 3,
-                            .calls = 6};
-    inject_everywhere(&what);
+    INJECT(.what = "recover", .before = before, .arrange = arrange, .verb = recover,
+           .settle = settle, .after = after, .steps = 3, .calls = 6);
 }
 
 static void
@@ -84,15 +77,8 @@ settle_many(const char *name, int status)
 static void
 recovering_many(void)
 {
-    const injection what = {.what = "many",
-                            .before = inject_segment_exhausted,
-                            .arrange = arrange,
-                            .verb = recover,
-                            .settle = settle_many,
-                            .after = inject_audit,
-                            .steps = 8,
-                            .calls = 8};
-    inject_everywhere(&what);
+    INJECT(.what = "many", .before = inject_segment_exhausted, .arrange = arrange, .verb = recover,
+           .settle = settle_many, .after = inject_audit, .steps = 8, .calls = 8);
 }
 
 int

@@ -35,26 +35,15 @@ settle(const char *name, int status)
 static void
 removing(void)
 {
-    const injection what = {.what = "remove",
-                            .before = before,
-                            .verb = remove_it,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .calls = 2};
-    inject_everywhere(&what);
+    INJECT(.what = "remove", .before = before, .verb = remove_it, .settle = settle,
+           .after = inject_audit, .calls = 2);
 }
 
 static void
 removing_exactly(void)
 {
-    const injection what = {.what = "exact",
-                            .before = before,
-                            .verb = remove_exactly,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 1,
-                            .calls = 10};
-    inject_everywhere(&what);
+    INJECT(.what = "exact", .before = before, .verb = remove_exactly, .settle = settle,
+           .after = inject_audit, .steps = 1, .calls = 10);
 }
 
 int

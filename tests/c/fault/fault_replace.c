@@ -33,31 +33,17 @@ after(const char *name)
 static void
 replacing(void)
 {
-    const injection what = {.what = "replace",
-                            .before = inject_segment,
-                            .arrange = inject_attach_surely,
-                            .verb = replace,
-                            .settle = settle,
-                            .after = after,
-                            .steps = 7,
-                            .calls = 3,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "replace", .before = inject_segment, .arrange = inject_attach_surely,
+           .verb = replace, .settle = settle, .after = after, .steps = 7, .calls = 3,
+           .silent = true);
 }
 
 static void
 replacing_what_the_dead_have_pinned(void)
 {
-    const injection what = {.what = "deadpins",
-                            .before = inject_segment_with_dead,
-                            .arrange = inject_attach_surely,
-                            .verb = replace,
-                            .settle = settle,
-                            .after = after,
-                            .steps = 7,
-                            .calls = 3,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "deadpins", .before = inject_segment_with_dead, .arrange = inject_attach_surely,
+           .verb = replace, .settle = settle, .after = after, .steps = 7, .calls = 3,
+           .silent = true);
 }
 
 int

@@ -25,30 +25,16 @@ settle(const char *name, int status)
 static void
 reserving(void)
 {
-    const injection what = {.what = "reserve",
-                            .before = inject_segment,
-                            .arrange = inject_attach_surely,
-                            .verb = reserve,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 1,
-                            .calls = 3};
-    inject_everywhere(&what);
+    INJECT(.what = "reserve", .before = inject_segment, .arrange = inject_attach_surely,
+           .verb = reserve, .settle = settle, .after = inject_audit, .steps = 1, .calls = 3);
 }
 
 /* Nothing is free but what the dead hold: reserve recovers them. */
 static void
 reserving_what_the_dead_hold(void)
 {
-    const injection what = {.what = "hungry",
-                            .before = inject_segment_exhausted,
-                            .arrange = inject_attach_surely,
-                            .verb = reserve,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 9,
-                            .calls = 8};
-    inject_everywhere(&what);
+    INJECT(.what = "hungry", .before = inject_segment_exhausted, .arrange = inject_attach_surely,
+           .verb = reserve, .settle = settle, .after = inject_audit, .steps = 9, .calls = 8);
 }
 
 int

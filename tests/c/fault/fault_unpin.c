@@ -35,15 +35,8 @@ settle(const char *name, int status)
 static void
 unpinning(void)
 {
-    const injection what = {.what = "unpin",
-                            .before = inject_segment,
-                            .arrange = arrange,
-                            .verb = unpin,
-                            .settle = settle,
-                            .after = inject_audit,
-                            .steps = 2,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "unpin", .before = inject_segment, .arrange = arrange, .verb = unpin,
+           .settle = settle, .after = inject_audit, .steps = 2, .silent = true);
 }
 
 static void
@@ -64,16 +57,9 @@ settle_unmapped(const char *name, int status)
 static void
 unpinning_after_the_close(void)
 {
-    const injection what = {.what = "lastview",
-                            .before = inject_segment,
-                            .arrange = arrange_closed,
-                            .verb = unpin,
-                            .settle = settle_unmapped,
-                            .after = inject_audit,
-                            .steps = 3,
-                            .calls = 4,
-                            .silent = true};
-    inject_everywhere(&what);
+    INJECT(.what = "lastview", .before = inject_segment, .arrange = arrange_closed, .verb = unpin,
+           .settle = settle_unmapped, .after = inject_audit, .steps = 3, .calls = 4,
+           .silent = true);
 }
 
 int

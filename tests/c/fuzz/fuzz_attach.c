@@ -7,8 +7,8 @@
  *   fuzz_attach DIRECTORY    all inputs of the directory, then mutations of them for FUZZ_SECONDS
  *                            (1), from the printed SEED; every 16th runs in a storm: a thread
  *                            writes into the segment meanwhile
- *   fuzz_attach FILE...      these inputs only (AFL++: fuzz_attach @@)
- *   with FUZZ_ENGINE defined it is a target for libFuzzer (and AFL++'s driver of it)
+ *   fuzz_attach FILE...      these inputs only
+ *   with FUZZ_ENGINE defined it is a target for libFuzzer, and for AFL++ with its driver of that
  * `fuzz_attach --seeds DIRECTORY` writes the corpus.
  */
 #include <dirent.h>
@@ -22,6 +22,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "batch.h"
 #include "os.h"
 #include "row.h"
 #include "world.h"
@@ -133,7 +134,7 @@ read_all(sv_segment *segment)
         read_slot(segment, slot, true);
         any_code(sv_slot_stats_get(segment, slot, &slot_stats));
         unsigned char *out = world_memory(2 * info.chunk_size);
-        if (sv_gather(segment, pair, 2, out, info.chunk_size, 1, NULL) == 0) {
+        if (batch_gather(segment, pair, 2, out, info.chunk_size, 1, NULL) == 0) {
             (void)look_at(out, 1);
         }
         free(out);
@@ -280,7 +281,7 @@ static void
 overwrite(const uint8_t *data, size_t size, bool stormy)
 {
     sv_options options = small_options();
-    sv_segment *segment = world_open("victim", &options, SV_OPEN_EXCLUSIVE);
+    sv_segment *segment = world_open("victim", &options, SV_OPEN_REPLACE);
     sv_info info;
     struct stat st;
     pthread_t thread;
@@ -381,7 +382,7 @@ choose_place(uint64_t *random, size_t size)
 {
     static const struct {
         size_t begin, end;
-    } regions[] = {{0, 512}, {512, 1472}, {512, 1472}, {4096, 4160}, {4096, 8192}, {8192, 20480}};
+    } regions[] = {{0, 512}, {512, 1536}, {512, 1536}, {4096, 4160}, {4096, 8192}, {8192, 20480}};
     uint64_t chosen = world_random(random);
     size_t region = (size_t)(chosen % 7);
     size_t begin = region < 6 ? regions[region].begin : 0;

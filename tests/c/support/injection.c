@@ -228,7 +228,9 @@ inject_run(const injection *what, misfortune kind, uint64_t nth, int code)
     }
     tap_context("%s, %s %llu %s %s", what->what, words[kind], (unsigned long long)nth,
                 kind >= KILL_AT_CALL ? page->call : "", code != 0 ? strerror(code) : "");
-    what->before(name);
+    if (what->before != NULL) {
+        what->before(name);
+    }
     int status = world_wait(world_fork(inject_victim, &now), WORLD_WAIT_MS);
     while (waitpid(-1, NULL, 0) > 0) { /* children of the killed */
     }

@@ -18,7 +18,7 @@ typedef enum inject_who { INJECT_ALL, INJECT_VICTIM, INJECT_ITS_CHILD } inject_w
 
 typedef struct injection {
     const char *what;
-    void (*before)(const char *name);             /* in the test, for every run */
+    void (*before)(const char *name);             /* in the test, for every run; may be NULL */
     void (*arrange)(const char *name);            /* in the child; not counted, nothing fails */
     int (*verb)(const char *name, sv_error *err); /* in the child; counted */
     /* In the child, nothing fails any more: repeat the verb if `status` is not 0, see that it did
@@ -35,6 +35,7 @@ typedef struct injection {
 
 /* Run all of it; a line for people says how many runs there were. */
 void inject_everywhere(const injection *what);
+#define INJECT(...) inject_everywhere(&(const injection){__VA_ARGS__})
 
 /* ---- what most verbs need ------------------------------------------------------------------ */
 

@@ -97,7 +97,9 @@ world_begin(unsigned limit_s)
 {
     (void)setvbuf(stdout, NULL, _IOLBF, 0);
     world_root = getpid();
-    (void)snprintf(world_dir, sizeof world_dir, "/dev/shm/svtest-%ld-XXXXXX", (long)world_root);
+    const char *within = getenv("WORLD_WITHIN");
+    (void)snprintf(world_dir, sizeof world_dir, "%.30s/svtest-%ld-XXXXXX",
+                   within != NULL ? within : "/dev/shm", (long)world_root);
     void *flags = mmap(NULL, SVI_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (flags == MAP_FAILED || mkdtemp(world_dir) == NULL) {
         perror(world_dir);
@@ -436,7 +438,6 @@ world_twin(sv_segment *of)
 {
     const svi_mapping *base = svi_mapping_of(of);
     sv_segment *twin = calloc(1, sizeof *twin);
-    svi_hold hold;
     int status = svi_process_lock(NULL);
     svi_mapping *m = status == 0 ? svi_mapping_obtain() : NULL;
     if (twin == NULL || m == NULL || !svi_testing_single_map) {
@@ -454,11 +455,11 @@ world_twin(sv_segment *of)
     memcpy(m->directory, base->directory, sizeof m->directory);
     memcpy(m->generation, base->generation, sizeof m->generation);
     memcpy(m->dtype, base->dtype, sizeof m->dtype);
+    m->used = calloc(svi_cell_groups(m), sizeof *m->used);
     m->probe = svi_os_reopen(base->probe, O_RDWR);
     m->mapped = true;
     m->handles = 1;
-    (void)EQ(svi_row_take(m, false, false, &hold, NULL), 0);
-    svi_row_install(m, &hold);
+    (void)EQ(svi_row_join(m, -1, 0, NULL), 0);
     twin->magic = SVI_HANDLE_MAGIC;
     twin->mapping = m;
     svi_process_unlock();
@@ -475,6 +476,8 @@ world_twin_forget(sv_segment *twin)
     m->ro = NULL;
     atomic_store(&m->rw, NULL);
     atomic_store(m->cells, NULL);
+    free(m->used);
+    m->used = NULL;
     m->handles = 0;
     m->mapped = false;
     twin->magic = 0;
@@ -494,7 +497,7 @@ void
 world_twin_kill(sv_segment *twin)
 {
     (void)svi_process_lock(NULL);
-    svi_os_unmap(twin->mapping->hold.anchor, SVI_PAGE);
+    svi_os_unmap(twin->mapping->hold.anchor, twin->mapping->g.row_stride);
     world_twin_forget(twin);
     svi_process_unlock();
 }

@@ -31,7 +31,8 @@
 #endif
 #define WORLD_SANITIZED (WORLD_THREAD_SANITIZER || WORLD_ADDRESS_SANITIZER)
 
-/* Make the directory, point SHAREDVECTOR_SHM_DIR and SHAREDVECTOR_LOCK_DIR to it, and end the whole
+/* Make the directory (in /dev/shm, or WORLD_WITHIN: a short path there, for programs that an engine
+ * ends by SIGKILL), point SHAREDVECTOR_SHM_DIR and SHAREDVECTOR_LOCK_DIR to it, and end the whole
  * program after `limit_s` seconds (0: never). WORLD_PATIENCE in the environment multiplies this limit and all
  * others, for slow (instrumented) builds. */
 void world_begin(unsigned limit_s);

@@ -1,6 +1,7 @@
 /* Lock files: one holder, held as long as its address space lives, unlinked while held. */
 #include "lockfile.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
@@ -210,6 +211,67 @@ a_foreign_descriptor_is_not_adopted(void)
     svi_lockfile_drop(&other, true);
 }
 
+static const char *dropped;
+static int found_at_unlink;
+
+static int
+try_to_take_it(const char *call)
+{
+    svi_lockfile early = SVI_LOCKFILE_INIT;
+    if (strcmp(call, "unlink") == 0) {
+        svi_fault_hook = NULL;
+        found_at_unlink = take(&early, dropped, NULL);
+        svi_lockfile_drop(&early, false);
+    }
+    return 0;
+}
+
+/* Were it unlocked first, the next holder would lose its name to us. */
+static void
+the_file_goes_while_it_is_locked(void)
+{
+    svi_lockfile lock = SVI_LOCKFILE_INIT;
+    dropped = world_name("last");
+    found_at_unlink = 0;
+    EQ(take(&lock, dropped, NULL), 0);
+    svi_fault_hook = try_to_take_it;
+    svi_lockfile_drop(&lock, true);
+    svi_fault_hook = NULL;
+    EQ(found_at_unlink, SV_EBUSY);
+    EQ(world_files(), 0);
+}
+
+static int
+cannot_be_looked_at(const char *call)
+{
+    return strcmp(call, "lstat") == 0 ? EACCES : 0;
+}
+
+/* Nobody else holds the file: waiting for a holder to go would be waiting for ever. */
+static void
+a_name_that_cannot_be_looked_at_is_told(void)
+{
+    svi_lockfile lock = SVI_LOCKFILE_INIT;
+    sv_error err = {.message = ""};
+    char path[SVI_PATH_BYTES];
+    const char *name = world_name("veiled");
+    svi_path(path, world_directory(), ".", name, ".create");
+    svi_fault_hook = cannot_be_looked_at;
+    EQ(take(&lock, name, &err), SV_ESYS);
+    EQ(err.sys_errno, EACCES);
+    HAS(err.message, path);
+    CHECK(lock.anchor == NULL);
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    err = (sv_error){.message = ""};
+    EQ(svi_lockfile_adopt(&lock, fd, path, &err), SV_ESYS);
+    EQ(err.sys_errno, EACCES);
+    svi_fault_hook = NULL;
+    EQ(take(&lock, name, NULL), 0); /* nothing holds it */
+    (void)close(fd);
+    svi_lockfile_drop(&lock, true);
+    EQ(world_files(), 0);
+}
+
 static svi_lockfile former;
 static svi_lockfile successor;
 static const char *contested;
@@ -248,6 +310,8 @@ main(void)
     RUN(dropping_can_leave_the_file);
     RUN(a_file_that_is_not_ours_any_more_stays);
     RUN(the_lock_of_a_file_that_lost_its_name_is_worth_nothing);
+    RUN(the_file_goes_while_it_is_locked);
+    RUN(a_name_that_cannot_be_looked_at_is_told);
     RUN(a_killed_holder_holds_nothing);
     RUN(a_forked_child_does_not_keep_the_lock);
     RUN(closing_all_descriptors_keeps_the_lock);

@@ -141,7 +141,7 @@ anchored(int probe, bool inherit)
 {
     void *anchor = NULL;
     int fd = svi_os_reopen(probe, O_RDWR);
-    (void)EQ(svi_os_map_anchor(fd, inherit, &anchor), 0);
+    (void)EQ(svi_os_map_anchor(fd, 0, SVI_PAGE, inherit, &anchor), 0);
     (void)EQ(svi_os_lock_try(fd, BYTE, true), 0);
     svi_os_close(fd);
     return anchor;
@@ -279,7 +279,7 @@ memory_is_kept_from_children(void)
     svi_os_dont_dump(page, SVI_PAGE);
     svi_os_unmap(page, SVI_PAGE);
     CHECK(svi_os_map(-1, 0, SVI_PAGE, true, &page) < 0);
-    CHECK(svi_os_map_anchor(-1, false, &page) < 0);
+    CHECK(svi_os_map_anchor(-1, 0, SVI_PAGE, false, &page) < 0);
     svi_os_close(fd);
 }
 

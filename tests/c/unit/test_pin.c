@@ -287,6 +287,7 @@ pins_stop_at_the_limit(void)
     svi_mapping *m = svi_mapping_of(segment);
     uint32_t buffer = svi_slot_buffer(svi_load_seq(&svi_slots(m)[0].s_word));
     sv_view view = {.slot = 7};
+    EQ(svi_cells_clean(m, buffer), 0); /* or the first pin would do it */
     svi_add_seq(&svi_cells(m)[buffer], SVI_PINS_LIMIT - 1);
     EQ(sv_pin(segment, 0, &view), 0);
     sv_unpin(&view);

@@ -352,6 +352,78 @@ recover_and_pause(void *name)
     return sv_segment_close(segment, NULL);
 }
 
+static void
+pins_that_a_free_row_has_are_nobodys(void)
+{
+    const char *name = world_name("damaged");
+    sv_segment *segment = world_segment(name, 1);
+    unsigned char *rw = NULL;
+    EQ(svi_writable(svi_mapping_of(segment), &rw, NULL), 0);
+    svm_row *row = svi_row_at(svi_mapping_of(segment), rw, 1);
+    for (uint32_t b = 0; b < svi_mapping_of(segment)->g.buffer_count; b++) {
+        svi_store_seq(&row->r_cells[b], 5 * SVI_READ + 7 * SVI_PIN);
+    }
+    for (int pinning = 0; pinning < 2; pinning++) {
+        svi_testing_separate = true;
+        sv_segment *second = world_open(name, NULL, SV_OPEN_ATTACH);
+        svi_testing_separate = false;
+        const svi_mapping *m = svi_mapping_of(second);
+        EQ(m->hold.row, 1);
+        sv_view view;
+        if (pinning == 1) {
+            EQ(sv_pin(second, 0, &view), 0);
+            EQ(svi_row_own_pins(m), 1);
+            EQ(svi_cell_reads(svi_load_seq(&row->r_cells[view.buffer_])), 6); /* the reads stay */
+            sv_unpin(&view);
+            EQ(svi_row_own_pins(m), 0);
+        }
+        EQ(sv_segment_close(second, NULL), 0);
+        CHECK(!m->mapped); /* nothing holds the map back */
+    }
+    EQ(world_replace(segment, 0, 5), 0);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
+static int
+attach_slowly(void *name)
+{
+    svi_testing_separate = true;
+    steps_pause_on("attach.live", &world_flags[0], &world_flags[1]);
+    sv_segment *segment = world_open(name, NULL, SV_OPEN_ATTACH);
+    steps_off();
+    world_set(&world_flags[2], 1);
+    EQ(world_await(&world_flags[3], 1), true);
+    return sv_segment_close(segment, NULL);
+}
+
+/* Who took the lower row first raises the mark last. */
+static void
+a_slow_one_does_not_lower_the_mark(void)
+{
+    const char *name = world_name("slow");
+    sv_segment *segment = world_segment(name, 1);
+    sv_view view;
+    world_flags_clear();
+    pid_t pid = world_fork(attach_slowly, (void *)(uintptr_t)name);
+    REQUIRE(world_await(&world_flags[0], 1));
+    svi_testing_separate = true;
+    sv_segment *quick = world_open(name, NULL, SV_OPEN_ATTACH);
+    svi_testing_separate = false;
+    EQ(svi_mapping_of(quick)->hold.row, 2);
+    EQ(sv_pin(quick, 0, &view), 0);
+    world_set(&world_flags[1], 1);
+    REQUIRE(world_await(&world_flags[2], 1));
+    EQ(svi_high_rows(svi_mapping_of(segment)), 3);
+    EQ(world_replace(segment, 0, 9), SV_EINUSE);
+    sv_unpin(&view);
+    world_set(&world_flags[3], 1);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    EQ(sv_segment_close(quick, NULL), 0);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
 /* Who attaches while a dead row is being cleaned gets another one, or it would lose its pins. */
 static void
 a_row_that_is_being_cleaned_is_not_taken(void)
@@ -398,10 +470,19 @@ before_subject(const char *name)
 static void
 after_subject(const char *name)
 {
-    (void)name;
     EQ(sv_size(subject), 3);
     world_audit(subject, 0, 0);
     EQ(world_living(subject), 1);
+    /* Whatever the row went through, its next holder is seen. */
+    sv_view view;
+    svi_testing_separate = true;
+    sv_segment *next = world_open(name, NULL, SV_OPEN_ATTACH);
+    svi_testing_separate = false;
+    EQ(sv_pin(next, 0, &view), 0);
+    EQ(world_living(subject), 2);
+    EQ(world_replace(subject, 0, 9), SV_EINUSE);
+    sv_unpin(&view);
+    EQ(sv_segment_close(next, NULL), 0);
     world_drop(subject);
 }
 
@@ -485,6 +566,8 @@ main(void)
     RUN(a_slot_that_a_dead_appender_filled_is_counted);
     RUN(exec_gives_up_the_row);
     RUN(a_row_that_died_is_cleaned_by_the_next_who_takes_it);
+    RUN(pins_that_a_free_row_has_are_nobodys);
+    RUN(a_slow_one_does_not_lower_the_mark);
     RUN(a_row_that_is_being_cleaned_is_not_taken);
     RUN(killed_while_attaching_or_leaving);
     RUN(killed_while_recovering);

@@ -339,6 +339,8 @@ what_is_no_open_handle_is_refused(void)
     int unread = 3;
     sv_array array = {.itemsize = 1};
     sv_chunk chunk = {.arrays = &array, .array_count = 1};
+    sv_gather_options how;
+    sv_gather_options_init(&how);
     EQ(sv_segment_close(NULL, &err), SV_EINVAL);
     EQ(sv_segment_close(&closed, &err), SV_EINVAL);
     EQ(sv_segment_info(&closed, &info), SV_ECLOSED);
@@ -348,7 +350,7 @@ what_is_no_open_handle_is_refused(void)
     EQ(sv_reserve(&closed, 0, &reservation, &err), SV_ECLOSED);
     EQ(sv_append(&closed, &chunk, &slot, &err), SV_ECLOSED);
     EQ(sv_replace(&closed, 0, &chunk, 0, &err), SV_ECLOSED);
-    EQ(sv_gather(&closed, &slot, 1, &stats, 8, 1, &err), SV_ECLOSED);
+    EQ(sv_gather(&closed, &slot, 1, &how, &stats, 8, &err), SV_ECLOSED);
     EQ(sv_slot_stats_get(&closed, 0, &stats), SV_ECLOSED);
     EQ(sv_slot_stats_all(&closed, 1, NULL, NULL, NULL), 0);
     EQ(sv_stats_reset(&closed, &err), SV_ECLOSED);

@@ -16,48 +16,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "machine.h"
 #include "os.h"
 #include "world.h"
-
-#define CANNOT 78 /* exit code of a child that was not allowed to prepare its surroundings */
 
 /* ---- a small tmpfs ------------------------------------------------------------------------- */
 
 static char small[600];
 
 static bool
-write_text(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    (void)close(fd);
-    return done;
-}
-
-/* Private mounts for this process; without root in a user namespace of its own. */
-static bool
-enter_mount_namespace(void)
-{
-    if (unshare(CLONE_NEWNS) != 0) {
-        char user[64];
-        char group[64];
-        (void)snprintf(user, sizeof user, "0 %ld 1", (long)geteuid());
-        (void)snprintf(group, sizeof group, "0 %ld 1", (long)getegid());
-        if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0 || !write_text("/proc/self/uid_map", user) ||
-            !write_text("/proc/self/setgroups", "deny") ||
-            !write_text("/proc/self/gid_map", group)) {
-            return false;
-        }
-    }
-    return mount("none", "/", "none", MS_REC | MS_PRIVATE, NULL) == 0;
-}
-
-static bool
 mount_small(const char *size)
 {
     char options[64];
     (void)snprintf(options, sizeof options, "size=%s,mode=0700", size);
-    return enter_mount_namespace() && mount("tmpfs", small, "tmpfs", 0, options) == 0;
+    return world_private_mounts() && mount("tmpfs", small, "tmpfs", 0, options) == 0;
 }
 
 static sv_options
@@ -164,6 +136,41 @@ create_without_a_limit(void *argument)
     return 0;
 }
 
+/* What was reserved stays reserved when pages are huge: the file system fills up, writing goes on. */
+static int
+write_to_huge_pages(void *argument)
+{
+    (void)argument;
+    if (!mount_small("32m,huge=within_size")) {
+        return CANNOT;
+    }
+    sv_options options = options_there();
+    options.chunk_size = UINT64_C(2) << 20;
+    options.slot_count = 4;
+    svi_testing_separate = true;
+    sv_segment *segment = world_open("huge", &options, SV_OPEN_CREATE);
+    sv_segment *second = NULL;
+    sv_error err = {.message = ""};
+    int full = eat_everything();
+    for (uint64_t i = 0; i < 8; i++) {
+        EQ(i < 4 ? world_append(segment, i + 1) : world_publish(segment, (uint32_t)i % 4, i), 0);
+        sv_reservation reservation;
+        EQ(sv_reserve(segment, 0, &reservation, NULL), 0);
+        memset(reservation.data, 1, options.chunk_size);
+        sv_cancel(&reservation);
+    }
+    if (sv_segment_open("huge", &options, SV_OPEN_ATTACH, &second, &err) == 0) {
+        EQ(world_stamp(second, 0), 4);
+        EQ(sv_segment_close(second, NULL), 0);
+    } else {
+        EQ(err.sys_errno, ENOSPC);
+    }
+    EQ(close(full), 0);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+    return 0;
+}
+
 static int
 eat_and_give_back(void *argument)
 {
@@ -249,6 +256,12 @@ static void
 a_file_system_without_a_limit(void)
 {
     in_small_tmpfs(create_without_a_limit);
+}
+
+static void
+a_file_system_with_huge_pages(void)
+{
+    in_small_tmpfs(write_to_huge_pages);
 }
 
 static void
@@ -471,6 +484,7 @@ main(void)
     RUN(a_full_file_system_at_creation);
     RUN(a_full_file_system_at_attach);
     RUN(a_file_system_without_a_limit);
+    RUN(a_file_system_with_huge_pages);
     RUN(a_file_system_that_fills_meanwhile);
     RUN(two_containers_share_a_segment);
     RUN(descriptors_that_run_out_are_an_error);

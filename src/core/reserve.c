@@ -1,0 +1,258 @@
+/*
+ * Reserving (rules W1, W2, W6): find a free buffer, claim it, give it back unused.
+ *
+ * A writer never touches what a reader may see. "Free" is worked out from three words and stored
+ * nowhere: nobody claims the buffer, no slot names it, no cell pins it, looked at in this order.
+ */
+#include "reserve.h"
+
+#include "error.h"
+#include "fork.h"
+#include "os.h"
+#include "row.h"
+
+#define POLL_FIRST_NS UINT64_C(20000)
+#define POLL_LAST_NS UINT64_C(10000000)
+
+typedef enum take_result { TAKE_DONE, TAKE_BUSY, TAKE_NAMED, TAKE_PINNED } take_result;
+
+/* Does the slot that the buffer was last published to still name it? */
+static bool
+reserve_is_named(const svi_mapping *m, unsigned char *rw, uint32_t buffer)
+{
+    uint64_t slot = svi_load_seq(&svi_buffer_at(m, rw, buffer)->b_slot); /* ordered by E6 */
+    if (slot == 0 || slot > m->g.slot_count) {
+        return false;
+    }
+    uint64_t word = svi_load_seq(&svi_slots_at(m, rw)[slot - 1].s_word); /* E3 */
+    return word != SVI_EMPTY && svi_slot_buffer(word) == buffer;
+}
+
+/* A scan that a hand-over of pins overlapped may have looked at the child before the copy and at
+ * the parent after its unpin: then it looks again (rule F2). */
+static bool
+reserve_is_pinned(const svi_mapping *m, uint32_t buffer)
+{
+    const svm_header *header = svi_header(m);
+    for (;;) {
+        uint64_t moves = svi_load_seq(&header->h_moves); /* E9 */
+        if (svi_buffer_pins(m, buffer) != 0) {           /* E4, E8 */
+            return true;
+        }
+        if (svi_load_seq(&header->h_moves) == moves) { /* E9 */
+            SVI_STEP("reserve.scanned");
+            return false;
+        }
+    }
+}
+
+/* Claim the buffer if it is free (rule W2: claim, then name, then pins). */
+static take_result
+reserve_take(const svi_mapping *m, unsigned char *rw, uint32_t row, uint32_t buffer)
+{
+    svm_buffer *header = svi_buffer_at(m, rw, buffer);
+    take_result result = TAKE_DONE;
+    SVI_STEP("reserve.chosen");
+    if (!svi_cas_seq(&header->b_writer, 0, (uint64_t)row + 1)) { /* E6 */
+        return TAKE_BUSY;
+    }
+    SVI_STEP("reserve.claimed");
+    if (reserve_is_named(m, rw, buffer)) {
+        result = TAKE_NAMED;
+    } else if (reserve_is_pinned(m, buffer)) {
+        result = TAKE_PINNED;
+    }
+    if (result != TAKE_DONE) {
+        svi_store_seq(&header->b_writer, 0); /* E6 */
+        SVI_STEP("reserve.unclaimed");
+    }
+    return result;
+}
+
+void
+svi_hint(unsigned char *rw, uint32_t buffer)
+{
+    svm_header *header = svi_header_at(rw);
+    for (uint32_t i = 0; i < SVI_HINTS; i++) {
+        uint64_t hint = svi_load_relaxed(&header->h_hints[i]); /* hint (W6) */
+        if (hint == (uint64_t)buffer + 1 ||
+            (hint == 0 && svi_cas_seq(&header->h_hints[i], 0, (uint64_t)buffer + 1))) { /* W6 */
+            return;
+        }
+    }
+}
+
+static bool
+reserve_take_hinted(const svi_mapping *m, unsigned char *rw, uint32_t row, uint32_t *buffer)
+{
+    svm_header *header = svi_header_at(rw);
+    for (uint32_t i = 0; i < SVI_HINTS; i++) {
+        uint64_t hint = svi_load_relaxed(&header->h_hints[i]);
+        if (hint == 0 || !svi_cas_seq(&header->h_hints[i], hint, 0)) { /* hint (W6) */
+            continue;
+        }
+        if (hint > m->g.buffer_count) {
+            continue; /* damaged: forget it */
+        }
+        uint32_t b = (uint32_t)(hint - 1);
+        take_result result = reserve_take(m, rw, row, b);
+        if (result == TAKE_DONE) {
+            *buffer = b;
+            return true;
+        }
+        if (result == TAKE_PINNED) {
+            (void)svi_cas_seq(&header->h_hints[i], 0, hint); /* still a good hint for later */
+        }
+    }
+    return false;
+}
+
+/* Look at every buffer once. Before the claim only hints are read: most buffers are named by their
+ * slot, which the walk passes over without writing. */
+static bool
+reserve_take_walking(const svi_mapping *m, unsigned char *rw, uint32_t row, uint32_t *buffer)
+{
+    svm_header *header = svi_header_at(rw);
+    uint32_t count = m->g.buffer_count;
+    uint32_t start = (uint32_t)(svi_load_relaxed(&header->h_walk) % count);
+    for (uint32_t k = 0; k < count; k++) {
+        uint32_t b = (uint32_t)(((uint64_t)start + k) % count);
+        if (svi_load_relaxed(&svi_buffer_at(m, rw, b)->b_writer) != 0 || /* hint (W6) */
+            reserve_is_named(m, rw, b)) {
+            continue;
+        }
+        if (reserve_take(m, rw, row, b) == TAKE_DONE) {
+            svi_store_relaxed(&header->h_walk, (uint64_t)b + 1);
+            *buffer = b;
+            return true;
+        }
+    }
+    return false;
+}
+
+static int
+reserve_fail_none_free(svi_mapping *m, uint64_t waited_ns, sv_error *err)
+{
+    char holders[420];
+    if (err == NULL) {
+        return SV_EINUSE; /* the text takes a look at every cell */
+    }
+    svi_row_holders(m, SVI_ANY_BUFFER, holders, sizeof holders);
+    return svi_fail(err, SV_EINUSE, 0, "reserve",
+                    "no free buffer in '%s' after %.3f s: all %u buffers are current, pinned or "
+                    "being filled. Views are held by %s; release some, or make the pool with more "
+                    "spare_buffers",
+                    m->name, (double)waited_ns / 1e9, m->g.buffer_count, holders);
+}
+
+/* The row that this process writes under, attaching a forked child first. */
+static int
+reserve_row(svi_mapping *m, uint32_t *row, sv_error *err)
+{
+    int status = 0;
+    if (svi_cells(m) == NULL && svi_cells_slow(m, &status, err) == NULL) {
+        return status;
+    }
+    *row = m->hold.row;
+    return *row < m->g.max_rows ? 0 : svi_fail(err, SV_ECLOSED, 0, "write", "no row is held");
+}
+
+int
+sv_reserve(sv_segment *segment, uint64_t timeout_ns, sv_reservation *reservation, sv_error *err)
+{
+    svi_mapping *m = svi_mapping_of(segment);
+    unsigned char *rw = NULL;
+    uint32_t row = 0;
+    uint32_t buffer = 0;
+    int status;
+    if (m == NULL) {
+        return svi_fail(err, SV_ECLOSED, 0, "reserve", "the handle is closed");
+    }
+    if ((status = reserve_row(m, &row, err)) != 0 || (status = svi_writable(m, &rw, err)) != 0) {
+        return status;
+    }
+    uint64_t started = svi_os_monotonic_ns();
+    uint64_t pause = POLL_FIRST_NS;
+    bool recovered = false;
+    while (!reserve_take_hinted(m, rw, row, &buffer) &&
+           !reserve_take_walking(m, rw, row, &buffer)) {
+        uint64_t waited = svi_os_monotonic_ns() - started;
+        /* The first time, and again now and then, look for the dead. */
+        if (!recovered || pause == POLL_LAST_NS) {
+            uint32_t rows = 0;
+            recovered = true;
+            /* When recovering fails, others may still give buffers back: go on waiting. */
+            if (svi_recover(m, SVI_ANY_BUFFER, &rows, NULL) == 0 && rows != 0) {
+                continue;
+            }
+        }
+        if (waited >= timeout_ns) {
+            return reserve_fail_none_free(m, waited, err);
+        }
+        svi_os_sleep_ns(pause < timeout_ns - waited ? pause : timeout_ns - waited);
+        pause = pause * 2 < POLL_LAST_NS ? pause * 2 : POLL_LAST_NS;
+    }
+    svi_add_seq(&m->reservations, 1); /* counter of this process */
+    *reservation = (sv_reservation){.data = svi_payload_at(m, rw, buffer),
+                                    .capacity_bytes = m->g.chunk_size,
+                                    .mapping_ = m,
+                                    .buffer_ = buffer,
+                                    .state_ = SVI_RESERVATION_OPEN,
+                                    .process_ = svi_process_token()};
+    return 0;
+}
+
+/* ---- open reservations --------------------------------------------------------------------- */
+
+int
+svi_reservation_check(const sv_reservation *reservation, const char *operation, svi_mapping **m,
+                      sv_error *err)
+{
+    if (reservation->state_ != SVI_RESERVATION_OPEN &&
+        reservation->state_ != SVI_RESERVATION_FILLED) {
+        return svi_fail(err, SV_EINVAL, 0, operation, "the reservation is not open any more");
+    }
+    if (reservation->process_ != svi_process_token()) {
+        return svi_fail(err, SV_EFORKED, 0, operation,
+                        "the reservation was made before a fork and stays with the parent; reserve "
+                        "again in this process");
+    }
+    *m = reservation->mapping_;
+    return 0;
+}
+
+void
+svi_reservation_end(svi_mapping *m, sv_reservation *reservation)
+{
+    reservation->state_ = 0;
+    reservation->mapping_ = NULL;
+    reservation->data = NULL;
+    (void)svi_sub_seq(&m->reservations, 1); /* counter of this process */
+}
+
+void
+sv_prefault(sv_reservation *reservation, uint64_t size_bytes)
+{
+    svi_mapping *m = NULL;
+    unsigned char *rw = NULL;
+    if (svi_reservation_check(reservation, "prefault", &m, NULL) == 0 &&
+        svi_writable(m, &rw, NULL) == 0) {
+        svi_prefault(m, rw, reservation->buffer_,
+                     size_bytes < m->g.chunk_size ? size_bytes : m->g.chunk_size);
+    }
+}
+
+void
+sv_cancel(sv_reservation *reservation)
+{
+    svi_mapping *m = NULL;
+    unsigned char *rw = NULL;
+    if (svi_reservation_check(reservation, "cancel", &m, NULL) != 0 ||
+        svi_writable(m, &rw, NULL) != 0) {
+        return;
+    }
+    svi_store_seq(&svi_buffer_at(m, rw, reservation->buffer_)->b_writer, 0); /* E6 */
+    SVI_STEP("cancel.released");
+    svi_hint(rw, reservation->buffer_);
+    svi_reservation_end(m, reservation);
+}

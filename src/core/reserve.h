@@ -1,0 +1,23 @@
+/* Open reservations, as who fills and publishes them sees them. */
+#ifndef SVI_RESERVE_H
+#define SVI_RESERVE_H
+
+#include "mapping.h"
+
+#define SVI_RESERVATION_OPEN UINT32_C(0x52455331)
+#define SVI_RESERVATION_FILLED UINT32_C(0x52455332)
+
+/* The mapping of a reservation that is open and made by this very process. */
+int svi_reservation_check(const sv_reservation *reservation, const char *operation, svi_mapping **m,
+                          sv_error *err);
+
+/* Forget a reservation whose buffer was published or given back. */
+void svi_reservation_end(svi_mapping *m, sv_reservation *reservation);
+
+/* Remember a buffer that may be free. A lost hint costs a walk, nothing else. */
+void svi_hint(unsigned char *rw, uint32_t buffer);
+
+/* Does the chunk fit into a buffer, and is it what it says? */
+int svi_chunk_check(const svi_mapping *m, const sv_chunk *chunk, sv_error *err);
+
+#endif
