@@ -6,19 +6,22 @@ workers are separate processes, so a loader has to pickle; the two here carry pa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sharedvector.spacing import check_directory, find_volumes, read_spacings, shorten
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from sharedvector._cast import cast_volume, is_extension, resolve_numpy_dtype
+from sharedvector._volumes import as_root, check_directory, find_volumes, shorten
+from sharedvector._zarr_open import ENGINES, Opener
+from sharedvector._zarr_plan import Allocate, Cut
+from sharedvector.spacing import read_spacings
 
 __all__ = [
     "Chunk",
@@ -31,8 +34,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("sharedvector")
-
-_CAST_BLOCK = 1 << 16  # elements: a block and its temporary stay in the second-level cache
 
 
 class Chunk(NamedTuple):
@@ -52,6 +53,16 @@ class Loader(Protocol):
 
     A loader with an attribute ``worker_id`` gets the number of its producer worker there (0, 1,
     ...) before the first call, so that seeded loaders draw differently in each.
+
+    A loader with a method ``load_into(source_index, allocate)`` is asked to write its chunks where
+    they will be read, and `__call__` is left alone. ``allocate(shape)`` makes a writable
+    C-contiguous array of the pool's dtype, in the pool itself when a buffer is free. The method
+    returns or yields ``Chunk(data, meta)``: chunks whose ``data`` is an array that ``allocate``
+    made are published as they are, all others are copied. Do not touch an array after its chunk
+    was given; what was allocated and not given is dropped. Three attributes are looked at, if the
+    loader has them: ``buffers_at_once``, the most arrays that are allocated and not yet given;
+    ``counters``, a dict of totals ("direct", "zarr", "tensorstore": volumes read by that engine;
+    "missing_chunks"); and ``releases_gil``, true when threads load as well as processes.
     """
 
     def __len__(self) -> int:
@@ -66,64 +77,6 @@ class Loader(Protocol):
 def no_meta() -> np.ndarray[Any, Any]:
     """Return the metadata of a chunk that has none: float64, shape (0,)."""
     return np.empty(0, dtype=np.float64)
-
-
-def resolve_numpy_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return the NumPy dtype for a name that a pool accepts.
-
-    Accepted are all fixed-size dtypes without Python objects, in either byte order ("float32",
-    "int16", ">i2", "complex64", "datetime64[s]", structured ones, ...), and "bfloat16" and
-    "float8_..." when the package ml_dtypes is installed.
-
-    Raises:
-        ValueError: not a dtype, no fixed size, holds objects, or needs ml_dtypes.
-    """
-    wanted = "a fixed-size NumPy dtype without objects, bfloat16 or float8"
-    if dtype is None:
-        raise ValueError(f"dtype should be {wanted}, got None; name one, such as 'float32'")
-    if isinstance(dtype, str) and dtype.startswith(("bfloat16", "float8")):
-        try:
-            import ml_dtypes
-        except ImportError as error:
-            raise ValueError(f"dtype {dtype!r} needs: pip install ml_dtypes") from error
-        dtype = getattr(ml_dtypes, dtype, dtype)
-    try:
-        found = np.dtype(dtype)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"dtype should be {wanted}, got {dtype!r}: {error}") from error
-    if found.hasobject or found.itemsize == 0 or found.subdtype is not None:
-        raise ValueError(f"dtype should be {wanted}, got {dtype!r}")
-    if _is_extension(found) and not found.name.startswith(("bfloat16", "float8")):
-        raise ValueError(f"dtype should be {wanted}, got {dtype!r}")
-    return found
-
-
-def cast_volume(volume: np.ndarray[Any, Any], dtype: DTypeLike) -> np.ndarray[Any, Any]:
-    """Return ``volume`` in another dtype, with values out of range clipped, never wrapped.
-
-    To integers: values are clipped to the range of ``dtype`` (infinities too), fractions cut off
-    towards zero, NaN becomes 0, complex numbers lose their imaginary part (NumPy warns). To
-    everything else: as ``ndarray.astype`` does.
-
-    Args:
-        volume: array of any shape and layout; not changed.
-        dtype: the dtype to give.
-
-    Returns:
-        ``volume`` itself when it has that dtype, else a new C-contiguous array of its shape.
-    """
-    target = np.dtype(dtype)
-    if volume.dtype == target:
-        return volume
-    if target.kind in "iu":
-        if volume.dtype.kind == "c":
-            volume = volume.astype(volume.real.dtype)
-        elif _is_extension(volume.dtype) or volume.dtype.char == "e":
-            volume = volume.astype(np.float32)  # exact, and float16 is slow to compute with
-        if volume.dtype.kind in "iuf":
-            return _to_integers(volume, target)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return volume.astype(target, order="C")
 
 
 class NumpyLoader:
@@ -143,7 +96,7 @@ class NumpyLoader:
         self, directory: Path | str, pattern: str = "*.npy", dtype: str = "float32"
     ) -> None:
         self._dtype = resolve_numpy_dtype(dtype)
-        root = _absolute(directory)
+        root = Path(os.path.abspath(directory))
         check_directory(root, "arrays")
         self._paths = [path for path in sorted(root.glob(pattern)) if path.is_file()]
         if not self._paths:
@@ -170,7 +123,7 @@ class NumpyLoader:
             raise _read_error(path, error) from error
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{path} holds several arrays; a source should be one .npy array")
-        if array.dtype.kind == "V" and array.dtype.names is None and _is_extension(self._dtype):
+        if array.dtype.kind == "V" and array.dtype.names is None and is_extension(self._dtype):
             # .npy files keep only the size of bfloat16 and float8
             if array.dtype.itemsize == self._dtype.itemsize:
                 array = array.view(self._dtype)
@@ -182,12 +135,11 @@ class NumpyLoader:
 
 
 class ZarrLoader:
-    """Slabs of Zarr v3 volumes; each array directly under a directory is one volume.
+    """Slabs of Zarr volumes; each array directly under a directory is one volume.
 
     A volume is read once, turned end to end along axis 0 with probability 1/2, and cut into slabs
     of ``slices_per_chunk`` along axis 0; what is left over at the end is dropped. Volumes thinner
-    than a slab are named in the log. So are groups, Zarr v2 arrays and stray directories, which are
-    not counted.
+    than a slab are named in the log. So are groups and stray directories, which are not counted.
 
     **Flips.** Every process draws from a generator of its own, made at its first call (in a forked
     child: its own first call). ``seed=None`` takes it from the operating system; an ``int`` makes
@@ -195,22 +147,41 @@ class ZarrLoader:
     alone tells the streams of one seed apart: set `worker_id` in each worker before its first
     call. The pool's producers do.
 
+    **Engines.** "direct" reads local Zarr v3 arrays on a regular grid, little-endian, plain or
+    with one of the codecs zstd, blosc, gzip and numcodecs.lz4, in shards or not: each chunk is read
+    once and decoded once, into its place. "zarr" is zarr-python and reads all that it can: Zarr v2,
+    zip files, URLs, other codecs. "tensorstore" is for object stores. "auto" takes direct where it
+    can and zarr elsewhere; the log says which, and why. All give the same chunks.
+
+    One thread uses a loader at a time; others take a copy (`pickle`).
+
     Args:
-        directory: where the volumes are.
+        directory: where the volumes are: a directory, a ``.zip`` file, or a URL that fsspec or
+            obstore reads. A URL that cannot be listed needs a group with consolidated metadata.
         slices_per_chunk: slices in one slab; 0 takes the whole volume as one chunk.
         spacing_file: JSON ``{volume name: [x, y, z]}`` as `write_spacing_manifest` writes it; each
             chunk then carries (z, y, x), the order of the array's axes, as its metadata.
-        dtype: dtype of the chunks; other volumes are cast by `cast_volume`.
+        dtype: dtype of the chunks; other volumes are cast by `cast_volume`: into integers they
+            are clipped, and NaN becomes 0.
         seed: see above.
+        engine: "auto", "direct", "zarr" or "tensorstore"; see above.
+        missing: what becomes of Zarr chunks that were never stored: "fill" gives the array's fill
+            value for them, as the format says, and counts them; "error" refuses the volume.
 
     Attributes:
         worker_id: number of the process among those with the same seed; 0 at first.
+        buffers_at_once: the most slabs that `load_into` has allocated and not yet given.
+        releases_gil: whether threads load as well as processes do.
+        counters: volumes read by each engine, and "missing_chunks" (the engine zarr counts files;
+            tensorstore counts none); begins at 0 in a copy.
 
     Raises:
         FileNotFoundError: no such directory, no volume in it, or no ``spacing_file``.
-        ValueError: bad ``dtype`` or ``slices_per_chunk``, or a volume without three finite numbers
-            in the spacing file.
+        ValueError: bad ``dtype``, ``slices_per_chunk``, ``engine`` or ``missing``; a volume that
+            the engine cannot read, with the reason; one without three finite numbers in the
+            spacing file.
         TypeError: ``slices_per_chunk`` is no integer.
+        ImportError: the engine tensorstore, or what reads that URL, is not installed.
     """
 
     def __init__(
@@ -220,6 +191,8 @@ class ZarrLoader:
         spacing_file: Path | str | None = None,
         dtype: str = "int16",
         seed: int | None = None,
+        engine: str = "auto",
+        missing: str = "fill",
     ) -> None:
         self._slices = operator.index(slices_per_chunk)
         if self._slices < 0:
@@ -227,16 +200,20 @@ class ZarrLoader:
                 f"slices_per_chunk should be positive, or 0 for whole volumes, got {self._slices}"
             )
         self._dtype = resolve_numpy_dtype(dtype)
-        self._directory = _absolute(directory)
-        volumes = find_volumes(self._directory)
+        self._root = as_root(directory)
+        volumes = find_volumes(self._root)
         self._names = tuple(volumes)
         self._depths = tuple(_depth(metadata) for metadata in volumes.values())
+        self._opener = Opener(self._root, self._slices, engine, missing, volumes)
         self._warn_of_thin_volumes()
         self._spacings = (
             None if spacing_file is None else read_spacings(Path(spacing_file), self._names)
         )
         self._seed = seed
         self.worker_id = 0
+        self.buffers_at_once = self._opener.buffers_at_once
+        self.releases_gil = self._opener.releases_gil
+        self.counters = _no_counts()
         self._generator: tuple[tuple[int, int], random.Random] | None = None
 
     def __len__(self) -> int:
@@ -247,30 +224,65 @@ class ZarrLoader:
         """Read one volume.
 
         Returns:
-            Its slabs in order, C-contiguous, of shape (slices_per_chunk, ...). Without flip and
-            cast they are views of one array. ``[]`` for a volume thinner than a slab.
+            Its slabs in order, each an array of its own of shape (slices_per_chunk, ...). ``[]``
+            for a volume thinner than a slab.
 
         Raises:
             IndexError: no such source.
-            OSError, ValueError, RuntimeError: it cannot be read; the message names the volume.
+            OSError, ValueError, RuntimeError: it cannot be read; the message names the volume and,
+                where one is damaged, the chunk.
             ImportError: zarr is not installed.
         """
-        path = self._directory / self._names[source_index]
-        flip = self._draw()
+        return list(self.load_into(source_index, lambda shape: np.empty(shape, self._dtype)))
+
+    def load_into(self, source_index: int, allocate: Allocate) -> Iterator[Chunk]:
+        """Read one volume into given memory.
+
+        Args:
+            source_index: number of the volume.
+            allocate: makes a writable C-contiguous array of this loader's dtype and a given shape.
+                At most `buffers_at_once` are open at a time.
+
+        Returns:
+            An iterator over the chunks that `__call__` gives, in the same order. Each is yielded as
+            soon as it is complete; its array is one that ``allocate`` made, and not touched again.
+
+        Raises:
+            As `__call__`; IndexError at once, the others while iterating. A damaged chunk is never
+            part of what was yielded.
+        """
+        name = self._names[source_index]
+        return self._load(source_index, name, self._draw(), allocate)
+
+    def _load(
+        self, source_index: int, name: str, flip: bool, allocate: Allocate
+    ) -> Iterator[Chunk]:
+        refused: list[Exception] = []
+
+        def make(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+            try:
+                return allocate(shape)
+            except Exception as error:
+                refused.append(error)
+                raise
+
         try:
-            volume = self._read(path)
+            engine, source = self._opener.open(name)
+            with contextlib.closing(source):
+                shape = source.shape
+                if not shape:
+                    raise ValueError("a volume should have at least one axis, this is a scalar")
+                cut = Cut(shape[0], self._slices or shape[0], flip)
+                for slab in cut.fill(source.read, source.rows, shape[1:], make):
+                    yield Chunk(slab, self._meta(source_index))
         except ImportError:
             raise
         except Exception as error:
-            raise _read_error(path, error) from error
-        if volume is None:
-            return []
-        if flip:
-            volume = volume[::-1]
-        step = self._slices or len(volume)
-        starts = range(0, len(volume) - step + 1, step)
-        slabs = [self._finish(volume[start : start + step]) for start in starts]
-        return [Chunk(slab, self._meta(source_index)) for slab in slabs]
+            if error in refused:
+                raise  # not the volume's fault
+            raise _read_error(f"{self._root}{os.sep}{name}", error) from error
+        self.counters[engine] += 1
+        self.counters["missing_chunks"] += source.missing
 
     def explain_empty(self, source_index: int) -> str:
         """Return why a volume gives no chunk, for the message about a pool that stays empty."""
@@ -287,29 +299,12 @@ class ZarrLoader:
             logger.warning(
                 "%s: %d of %d volumes have fewer slices than slices_per_chunk=%d and give no "
                 "chunk: %s",
-                self._directory, len(thin), len(self._names), self._slices, shorten(thin),
+                self._root, len(thin), len(self._names), self._slices, shorten(thin),
             )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker needs: paths and settings, not the generator."""
-        return {**self.__dict__, "_generator": None}
-
-    def _read(self, path: Path) -> np.ndarray[Any, Any] | None:
-        """The whole volume, or None when it is too thin for one slab."""
-        try:
-            import zarr
-        except ImportError as error:
-            raise ImportError("ZarrLoader needs: pip install 'sharedvector[zarr]'") from error
-        array = zarr.open_array(store=str(path), mode="r", zarr_format=3)
-        if array.ndim == 0:
-            raise ValueError("a volume should have at least one axis, this one is a scalar")
-        if array.shape[0] < max(1, self._slices):
-            return None
-        return np.asarray(array[...])
-
-    def _finish(self, slab: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        # a cast makes the flipped slab contiguous on the way; without one that is the only copy
-        return np.ascontiguousarray(cast_volume(slab, self._dtype))
+        """Return what a worker needs: paths and settings, no generator and no counts."""
+        return {**self.__dict__, "_generator": None, "counters": _no_counts()}
 
     def _meta(self, source_index: int) -> np.ndarray[Any, Any]:
         if self._spacings is None:
@@ -324,6 +319,10 @@ class ZarrLoader:
         return self._generator[1].random() < 0.5
 
 
+def _no_counts() -> dict[str, int]:
+    return dict.fromkeys((*ENGINES, "missing_chunks"), 0)
+
+
 def _depth(metadata: dict[str, Any]) -> int | None:
     """Slices of a volume as its zarr.json has them; None where that is damaged."""
     shape = metadata.get("shape")
@@ -331,17 +330,7 @@ def _depth(metadata: dict[str, Any]) -> int | None:
     return depth if isinstance(depth, int) else None
 
 
-def _absolute(directory: Path | str) -> Path:
-    """The same place for a worker that runs in another directory."""
-    return Path(os.path.abspath(directory))
-
-
-def _is_extension(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is one of ml_dtypes'."""
-    return dtype.type.__module__.partition(".")[0] == "ml_dtypes"
-
-
-def _read_error(path: Path, error: Exception) -> Exception:
+def _read_error(path: Path | str, error: Exception) -> Exception:
     """The error to raise for a source that cannot be read: its kind, with the path in front."""
     message = f"source {path} cannot be read: {type(error).__name__}: {error}"
     if isinstance(error, OSError):
@@ -349,45 +338,3 @@ def _read_error(path: Path, error: Exception) -> Exception:
     if isinstance(error, MemoryError):
         return MemoryError(message)
     return ValueError(message) if isinstance(error, ValueError) else RuntimeError(message)
-
-
-def _to_integers(volume: np.ndarray[Any, Any], target: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Clip, cut, NaN to 0, block by block; a block within the range needs neither.
-
-    The largest integer may not exist as a float (float32 rounds 2**31 - 1 up): such values are
-    clipped to the next float below, then get the exact bound.
-    """
-    bounds = np.iinfo(target)
-    low, high = _range_within(volume.dtype, bounds)
-    out: np.ndarray[Any, Any] = np.empty(volume.shape, target)
-    with _blocks(volume, out) as blocks:
-        for block, result in blocks:
-            if low <= block.min() and block.max() <= high:  # False for NaN
-                np.copyto(result, block, casting="unsafe")
-                continue
-            clipped = np.clip(block, low, high)
-            clipped[np.isnan(clipped)] = 0
-            np.copyto(result, clipped, casting="unsafe")
-            result[block > high] = bounds.max
-            result[block < low] = bounds.min
-    return out
-
-
-def _range_within(dtype: np.dtype[Any], bounds: np.iinfo[Any]) -> tuple[Any, Any]:
-    """The smallest and largest value of a dtype that are within integer bounds."""
-    if dtype.kind != "f":
-        source = np.iinfo(dtype)
-        return max(source.min, bounds.min), min(source.max, bounds.max)
-    low, high = dtype.type(bounds.min), dtype.type(bounds.max)
-    return low, high if int(high) <= bounds.max else np.nextafter(high, dtype.type(0))
-
-
-def _blocks(volume: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> Any:
-    """Pairs of 1-D blocks of two arrays of one shape, in the order of the second."""
-    return np.nditer(
-        [volume, out],
-        flags=["external_loop", "buffered", "zerosize_ok"],
-        op_flags=[["readonly"], ["writeonly"]],
-        order="C",
-        buffersize=_CAST_BLOCK,
-    )

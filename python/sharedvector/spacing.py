@@ -12,23 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sharedvector._volumes import as_root, find_volumes, is_local, shorten
+
 __all__ = ["collect_spacings", "write_spacing_manifest"]
 
 _log = logging.getLogger(__name__)
-
-_SHOWN = 5  # names in one message
 
 
 def collect_spacings(
     root: Path | str, attr_key: str = "spacing", strict: bool = True
 ) -> dict[str, list[float]]:
-    """Read the spacing attribute of every Zarr v3 array directly under a directory.
+    """Read the spacing attribute of every Zarr array directly under a directory.
 
     Only the metadata of each array is read. Directories that are no arrays (groups, stray
     directories) are named in the log and left out.
 
     Args:
-        root: the directory; each of its directories is one volume.
+        root: the directory; each of its directories is one volume. Also a zip file or a URL, as for
+            `ZarrLoader`; those need zarr.
         attr_key: the attribute that holds the spacing: three finite numbers (x, y, z), in
             millimetres or whatever unit the volumes use.
         strict: raise for a volume without such an attribute; otherwise name it in the log and
@@ -38,10 +39,10 @@ def collect_spacings(
         ``{volume name: [x, y, z]}``, sorted by name.
 
     Raises:
-        FileNotFoundError: ``root`` is no directory, or holds no array.
+        FileNotFoundError: ``root`` is not there, or holds no array.
         ValueError: (``strict``) a volume whose attribute is missing or no such triple.
     """
-    root = Path(root)
+    root = as_root(root)
     spacings: dict[str, list[float]] = {}
     for name, metadata in _progress(find_volumes(root).items()):
         attributes = metadata.get("attributes")
@@ -76,7 +77,8 @@ def write_spacing_manifest(
 
     Args:
         root: the directory of volumes.
-        output: the file to write; ``<root>/spacing.json`` when None. Its directory must exist.
+        output: the file to write; ``<root>/spacing.json`` when None. Its directory must exist. A
+            ``root`` that is no directory needs one.
         attr_key: see `collect_spacings`.
         strict: see `collect_spacings`.
 
@@ -85,55 +87,16 @@ def write_spacing_manifest(
 
     Raises:
         FileNotFoundError: as in `collect_spacings`, or the directory of ``output`` is missing.
-        ValueError: as in `collect_spacings`.
+        ValueError: as in `collect_spacings`, or ``output`` is missing.
     """
+    if output is None and not is_local(as_root(root)):
+        raise ValueError(f"{root} is no directory that could hold the file; say where to (output)")
     target = Path(root) / "spacing.json" if output is None else Path(output)
     spacings = collect_spacings(root, attr_key, strict)
     lines = [f"  {json.dumps(name)}: {json.dumps(triple)}" for name, triple in spacings.items()]
     text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
     _replace_file(target, text)
     return target
-
-
-def find_volumes(root: Path) -> dict[str, dict[str, Any]]:
-    """Return ``{name: content of zarr.json}`` of the Zarr v3 arrays directly under ``root``.
-
-    Sorted by name. Directories that are no such array are named in one log line, with the reason.
-
-    Raises:
-        FileNotFoundError: ``root`` is no directory, holds no array, or is one itself.
-    """
-    check_directory(root, "Zarr volumes")
-    volumes: dict[str, dict[str, Any]] = {}
-    others: list[str] = []
-    for path in sorted(root.iterdir()):
-        if not path.is_dir():
-            continue
-        metadata = _array_metadata(path)
-        if isinstance(metadata, str):
-            others.append(f"{path.name} ({metadata})")
-        else:
-            volumes[path.name] = metadata
-    if not volumes and _is_array(root):
-        raise FileNotFoundError(
-            f"{root} is itself a Zarr array; give its parent directory {root.parent}, or a "
-            "directory with arrays in it"
-        )
-    if others:
-        _log.warning(
-            "%s: %d directories are not counted as volumes: %s", root, len(others), shorten(others)
-        )
-    if not volumes:
-        found = f"only {shorten(others)}" if others else "no directory"
-        raise FileNotFoundError(f"wanted Zarr v3 arrays directly under {root}, found {found}")
-    return volumes
-
-
-def check_directory(root: Path, content: str) -> None:
-    """Raise FileNotFoundError unless ``root``, which should hold ``content``, is a directory."""
-    if not root.is_dir():
-        problem = "is not a directory" if root.exists() else "does not exist"
-        raise FileNotFoundError(f"wanted a directory of {content}, but {root} {problem}")
 
 
 def read_spacings(manifest: Path, names: Sequence[str]) -> list[list[float]]:
@@ -170,31 +133,6 @@ def read_spacings(manifest: Path, names: Sequence[str]) -> list[list[float]]:
             f"found {shorten(wrong)}"
         )
     return [triple for triple in triples.values() if triple is not None]
-
-
-def shorten(items: Sequence[str]) -> str:
-    """Return the first few of ``items`` in one line, and how many more there are."""
-    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return ", ".join(items[:_SHOWN]) + more
-
-
-def _is_array(path: Path) -> bool:
-    return isinstance(_array_metadata(path), dict) or (path / ".zarray").exists()
-
-
-def _array_metadata(path: Path) -> dict[str, Any] | str:
-    """The parsed zarr.json of a v3 array, or why there is none."""
-    try:
-        metadata = json.loads((path / "zarr.json").read_bytes())
-    except FileNotFoundError:
-        old = any((path / name).exists() for name in (".zarray", ".zgroup"))
-        return "Zarr v2, v3 is wanted" if old else "no zarr.json"
-    except (OSError, ValueError) as error:
-        return f"unreadable zarr.json: {error}"
-    if not isinstance(metadata, dict) or metadata.get("zarr_format") != 3:
-        return "zarr.json is not of Zarr v3"
-    node = metadata.get("node_type")
-    return metadata if node == "array" else f"a Zarr {node}, not an array"
 
 
 def _as_triple(value: object) -> list[float] | None:

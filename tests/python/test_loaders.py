@@ -1,4 +1,4 @@
-"""Loaders: casts, dtypes, .npy files, Zarr volumes."""
+"""Loaders: .npy files and Zarr volumes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,135 +20,14 @@ from sharedvector.loaders import (
     Chunk,
     NumpyLoader,
     ZarrLoader,
-    cast_volume,
     no_meta,
-    resolve_numpy_dtype,
 )
-
-INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", ">i2", ">u4"]
-FLOATS = ["float16", "float32", "float64", "longdouble", ">f4"]
-
-
-def expected(value: float | int, dtype: np.dtype[Any]) -> int:
-    """Clip, cut, NaN to 0, in exact arithmetic."""
-    bounds = np.iinfo(dtype)
-    if value != value:
-        return 0
-    if value in (float("inf"), float("-inf")):
-        return bounds.max if value > 0 else bounds.min
-    return min(max(int(value), bounds.min), bounds.max)
-
-
-@pytest.mark.parametrize("source", FLOATS)
-@pytest.mark.parametrize("name", INTEGERS)
-def test_cast_of_floats(source: str, name: str) -> None:
-    target = np.dtype(name)
-    bounds = np.iinfo(target)
-    values = [0, 0.5, -0.5, 1.7, -1.7, 1e3, -1e3, 65504, 1e30, -1e30]
-    values += [float("nan"), float("inf"), float("-inf"), bounds.max, bounds.min]
-    with np.errstate(over="ignore"):
-        volume = np.array(values).astype(source)
-    volume = np.concatenate([volume, np.nextafter(volume, np.zeros(1, volume.dtype))])
-    with np.errstate(all="raise"):
-        result = cast_volume(volume, target)
-    assert result.dtype == target
-    assert [int(v) for v in result] == [expected(v, target) for v in volume]
-
-
-@pytest.mark.parametrize("source", INTEGERS)
-@pytest.mark.parametrize("name", INTEGERS)
-def test_cast_of_integers(source: str, name: str) -> None:
-    target, bounds = np.dtype(name), np.iinfo(np.dtype(source))
-    volume = np.array([0, 1, bounds.max, bounds.min, bounds.max - 1], source)
-    assert [int(v) for v in cast_volume(volume, target)] == [
-        expected(int(v), target) for v in volume
-    ]
-
-
-def test_cast_keeps_shape_and_gives_c_order() -> None:
-    volume = np.arange(3 * 70 * 500, dtype=np.float64).reshape(3, 70, 500)
-    for view in (volume, volume[::-1], volume.T, volume[:, ::2, ::-3], volume[:0], volume[0, 0, 0]):
-        view = np.asarray(view)
-        result = cast_volume(view, np.dtype("int32"))
-        assert result.flags.c_contiguous and result.shape == view.shape
-        assert np.array_equal(result, view.astype(np.int32))
-
-
-def test_cast_treats_every_block_alike() -> None:
-    volume = np.zeros(300_000, np.float32)
-    volume[[0, 100_000, 299_999]] = [1e9, np.nan, -1e9]
-    result = cast_volume(volume, "int16")
-    assert list(result[[0, 100_000, 299_999]]) == [32767, 0, -32768]
-    assert np.count_nonzero(result) == 2
-
-
-def test_cast_of_the_rest() -> None:
-    volume = np.zeros((2, 3), np.int16)
-    assert cast_volume(volume, np.dtype("int16")) is volume
-    assert cast_volume(volume, np.int16) is volume
-    assert list(cast_volume(np.array([True, False]), "int16")) == [1, 0]
-    assert list(cast_volume(np.array([0.0, 2.0]), "bool")) == [False, True]
-    with np.errstate(all="raise"):
-        assert list(cast_volume(np.array([1e300, 1.5]), "float32")) == [np.inf, 1.5]
-    with pytest.warns(np.exceptions.ComplexWarning):
-        assert list(cast_volume(np.array([1e9 + 2j]), "int16")) == [32767]
-
-
-def test_cast_of_extension_floats() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
-    volume = np.array([1.5, -2.5, np.nan, 1e30], ml_dtypes.bfloat16)
-    assert list(cast_volume(volume, "int16")) == [1, -2, 0, 32767]
-    assert cast_volume(np.ones(2, np.float32), resolve_numpy_dtype("bfloat16")).dtype == (
-        ml_dtypes.bfloat16
-    )
-    eight = np.array([1.5, 300.0], ml_dtypes.float8_e5m2)
-    assert list(cast_volume(eight, "uint8")) == [1, 255]
 
 
 def test_no_meta() -> None:
     assert (no_meta().dtype, no_meta().shape) == (np.float64, (0,))
     assert no_meta() is not no_meta()
     assert Chunk(np.zeros(1), no_meta())._fields == ("data", "meta")
-
-
-@pytest.mark.parametrize(
-    "name",
-    "bool int8 uint64 >i2 <f4 i2 float16 float64 complex64 complex128 longdouble "
-    "datetime64[s] timedelta64[ms] S5 U7 i4,f8".split(),
-)
-def test_dtypes_accepted(name: str) -> None:
-    assert resolve_numpy_dtype(name) == np.dtype(name)
-
-
-def test_dtype_objects_accepted() -> None:
-    assert resolve_numpy_dtype(np.float32) == resolve_numpy_dtype(np.dtype("f4")) == np.float32
-    fields = [("x", "i2"), ("y", ">f4", (3,))]
-    assert resolve_numpy_dtype(fields) == np.dtype(fields)
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [None, "foo", "O", "S", "U", "V", "bfloat17", "bfloat16x", "float8", 3, [("a", "O")], "(2,)i4"],
-)
-def test_dtypes_refused(dtype: Any) -> None:
-    with pytest.raises(ValueError, match=r"dtype (should be|')"):
-        resolve_numpy_dtype(dtype)
-
-
-def test_extension_dtypes() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
-    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        dtype = resolve_numpy_dtype(name)
-        assert dtype == np.dtype(getattr(ml_dtypes, name))
-        assert pickle.loads(pickle.dumps(dtype)) == dtype
-    with pytest.raises(ValueError, match="int4"):
-        resolve_numpy_dtype(ml_dtypes.int4)
-
-
-def test_extension_dtypes_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(ValueError, match="pip install ml_dtypes"):
-        resolve_numpy_dtype("bfloat16")
 
 
 # --- NumpyLoader
@@ -241,11 +122,10 @@ def test_slabs_and_flips(database: Path, source: int) -> None:
     assert seen == {"[[0, 1], [2, 3], [4, 5]]", "[[6, 5], [4, 3], [2, 1]]"}
 
 
-def test_slabs_are_views_where_they_can_be(database: Path) -> None:
-    loader = ZarrLoader(database, 2, seed=3)
-    unflipped = next(c for c in (loader(1) for _ in range(50)) if c[0].data[0, 0, 0] == 0)
-    assert unflipped[0].data.base is not None
-    assert unflipped[0].data.base is unflipped[1].data.base
+def test_slabs_are_arrays_of_their_own(database: Path) -> None:
+    for _ in range(4):
+        chunks = ZarrLoader(database, 2)(1)
+        assert all(c.data.base is None and c.data.flags.writeable for c in chunks)
 
 
 def test_slab_sizes(database: Path) -> None:
@@ -347,10 +227,10 @@ def test_what_is_no_volume_is_not_counted(database: Path, caplog: pytest.LogCapt
 
     zarr.create_group(database / "group")
     (database / "stray").mkdir()
-    zarr.create_array(database / "two", shape=(3,), dtype="int16", zarr_format=2)
+    zarr.create_group(database / "old", zarr_format=2)
     with caplog.at_level(logging.WARNING):
         assert len(ZarrLoader(database, 2)) == 2
-    assert all(name in caplog.text for name in ("group", "stray", "two"))
+    assert all(name in caplog.text for name in ("group", "stray", "old"))
 
 
 def test_nothing_to_load(tmp_path: Path) -> None:
@@ -432,11 +312,12 @@ def test_pickle_is_small_and_works_elsewhere(
     assert done.stdout == b"3\n", done.stderr
 
 
-def test_construction_needs_no_zarr(database: Path) -> None:
+@pytest.mark.parametrize(("engine", "hidden"), [("direct", "numcodecs"), ("zarr", "zarr")])
+def test_construction_needs_no_zarr(database: Path, engine: str, hidden: str) -> None:
     script = (
-        "import sys; sys.modules['zarr'] = None\n"
+        f"import sys; sys.modules[{hidden!r}] = None\n"
         "from sharedvector.loaders import ZarrLoader\n"
-        f"loader = ZarrLoader({str(database)!r}, 2)\n"
+        f"loader = ZarrLoader({str(database)!r}, 2, engine={engine!r})\n"
         "try: loader(0)\n"
         "except ImportError as error: print(error)"
     )
@@ -444,3 +325,190 @@ def test_construction_needs_no_zarr(database: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
     assert "sharedvector[zarr]" in done.stdout, done.stderr
+
+
+def test_the_direct_engine_leaves_zarr_alone(database: Path) -> None:
+    script = (
+        "import sys; from sharedvector.loaders import ZarrLoader\n"
+        f"print(len(ZarrLoader({str(database)!r}, 2)(0)), 'zarr' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "3 False\n", done.stderr
+
+
+# --- load_into
+
+
+def test_load_into_fills_what_it_was_given(database: Path) -> None:
+    loader = ZarrLoader(database, 2, seed=3)
+    made: list[Any] = []
+
+    def allocate(shape: tuple[int, ...]) -> Any:
+        made.append(np.full(shape, -1, np.int16))
+        return made[-1]
+
+    again = pickle.loads(pickle.dumps(loader))
+    for source in (0, 1, 0, 1, 0, 1):
+        made.clear()
+        expected = again(source)
+        for number, chunk in enumerate(loader.load_into(source, allocate)):
+            assert chunk.data is made[number], "chunks come in the order of their allocation"
+            assert len(made) - number <= loader.buffers_at_once
+            assert np.array_equal(chunk.data, expected[number].data)
+            chunk.data[...] = -1  # it is another's now
+        assert len(made) == len(expected) == 3
+    assert loader.counters == {"direct": 6, "zarr": 0, "tensorstore": 0, "missing_chunks": 0}
+    assert not any(pickle.loads(pickle.dumps(loader)).counters.values())
+
+
+def test_load_into_passes_on_what_allocate_raises(database: Path) -> None:
+    loader = ZarrLoader(database, 2)
+
+    class RefusedError(ValueError):
+        pass
+
+    def allocate(shape: tuple[int, ...]) -> Any:
+        raise RefusedError("too large")
+
+    with pytest.raises(RefusedError, match=r"^too large$"):
+        next(iter(loader.load_into(0, allocate)))
+    with pytest.raises(IndexError):
+        loader.load_into(2, allocate)
+
+
+def test_a_volume_of_absurd_size_is_an_error(database: Path) -> None:
+    path = database / "b" / "zarr.json"
+    metadata = json.loads(path.read_text())
+    metadata["shape"] = [7, 10**9, 10**9]
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(MemoryError, match="allocate"):
+        ZarrLoader(database, 2)(1)
+    metadata["shape"] = [7, 4, 5]
+    metadata["chunk_grid"]["configuration"]["chunk_shape"] = [10**6, 10**6, 10**6]
+    path.write_text(json.dumps(metadata))
+    with pytest.raises((MemoryError, ValueError), match=rf"{database}/b"):
+        ZarrLoader(database, 2)(1)
+
+
+def test_load_into_can_be_left_half_way(database: Path) -> None:
+    loader = ZarrLoader(database, 2)
+    chunks = loader.load_into(0, lambda shape: np.empty(shape, np.int16))
+    next(chunks)
+    chunks.close()
+    assert not any(loader.counters.values())
+    assert len(loader(0)) == 3
+
+
+def test_damaged_chunks_are_never_given(database: Path) -> None:
+    (database / "b" / "c" / "1" / "0" / "0").write_bytes(b"xx")
+    loader = ZarrLoader(database, 2)
+    for _ in range(10):
+        given: list[Chunk] = []
+        with pytest.raises(ValueError, match=rf"{database}/b cannot be read: .*c/1/0/0"):
+            given.extend(loader.load_into(1, lambda shape: np.full(shape, -1, np.int16)))
+        assert len(given) <= 1  # slices 3 to 5 are damaged
+        assert all(sorted(c.data[:, 0, 0]) in ([0, 1], [5, 6]) for c in given)
+    assert not any(loader.counters.values())
+
+
+def test_missing_chunks(database: Path) -> None:
+    (database / "b" / "c" / "2" / "0" / "0").unlink()
+    loader = ZarrLoader(database, 7)
+    assert sorted(loader(1)[0].data[:, 0, 0]) == [0, 0, 1, 2, 3, 4, 5]
+    loader(1)
+    assert loader.counters["missing_chunks"] == 2
+    refusing = ZarrLoader(database, 7, missing="error")
+    assert len(refusing(0)) == 1
+    with pytest.raises(ValueError, match=rf"{database}/b .*c/2/0/0 is missing.*missing='fill'"):
+        refusing(1)
+    assert refusing.counters["missing_chunks"] == 0
+
+
+def test_bad_engine_and_missing(database: Path) -> None:
+    with pytest.raises(ValueError, match=r"engine should be one of auto, direct.*'fast'"):
+        ZarrLoader(database, 2, engine="fast")
+    with pytest.raises(ValueError, match=r"missing should be one of fill, error.*'drop'"):
+        ZarrLoader(database, 2, missing="drop")
+
+
+def test_the_engine_is_told_once(database: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import zarr
+
+    big = zarr.codecs.BytesCodec(endian="big")
+    array = zarr.create_array(database / "c", shape=(4, 4), dtype="int16", serializer=big)
+    array[...] = 1
+    loader = ZarrLoader(database, 2)
+    with caplog.at_level(logging.INFO):
+        for source in (0, 1, 2, 2):
+            loader(source)
+    told = [record.message for record in caplog.records]
+    assert len(told) == 2 and "engine direct for a" in told[0]
+    assert "engine zarr for c" in told[1] and "big-endian" in told[1]
+    assert loader.counters["direct"] == loader.counters["zarr"] == 2
+
+
+# --- into a pool, from threads, after a fork
+
+
+def test_load_into_buffers_of_a_pool(database: Path) -> None:
+    from sharedvector import SharedVector, remove_shared_memory
+
+    name = f"svloaders-{os.getpid()}"
+    vector = SharedVector(name, chunk_size=4096, slot_count=3, dtype="int16", spare_buffers=3)
+    try:
+        loader = ZarrLoader(database, 2, seed=3)
+        reserved: list[Any] = []
+
+        def allocate(shape: tuple[int, ...]) -> Any:
+            reserved.append(vector.reserve(shape))
+            return reserved[-1].array
+
+        expected = pickle.loads(pickle.dumps(loader))(1)
+        for chunk in loader.load_into(1, allocate):
+            reservation = reserved.pop(0)
+            assert chunk.data is reservation.array
+            reservation.publish(None, chunk.meta)
+        assert not reserved
+        assert all(np.array_equal(vector.get(i), expected[i].data) for i in range(3))
+        (database / "b" / "c" / "1" / "0" / "0").write_bytes(b"xx")
+        before = [vector.get(i).copy() for i in range(3)]
+        with pytest.raises(ValueError, match="c/1/0/0"):
+            for _ in loader.load_into(1, allocate):
+                reserved.pop(0).cancel()
+        for reservation in reserved:
+            reservation.cancel()
+        assert all(np.array_equal(vector.get(i), before[i]) for i in range(3))
+    finally:
+        vector.close()
+        remove_shared_memory(name)
+
+
+def test_copies_load_in_threads(database: Path) -> None:
+    loader = ZarrLoader(database, 7, seed=0)
+    straight, turned = list(range(7)), list(range(6, -1, -1))
+
+    def work(number: int) -> bool:
+        mine = pickle.loads(pickle.dumps(loader))
+        mine.worker_id = number
+        return all(list(mine(i % 2)[0].data[:, 0, 0]) in (straight, turned) for i in range(50))
+
+    with ThreadPoolExecutor(4) as executor:
+        assert all(executor.map(work, range(4), timeout=60))
+
+
+@pytest.mark.parametrize("engine", ["direct", "zarr"])
+def test_loading_goes_on_in_a_forked_child(database: Path, engine: str) -> None:
+    loader = ZarrLoader(database, 2, engine=engine)
+    loader(0)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        signal.alarm(60)
+        try:
+            status = int(len(loader(0)) != 3 or len(loader(1)) != 3)
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(loader(1)) == 3

@@ -1,0 +1,130 @@
+"""Casts between dtypes that clip instead of wrap, and the dtypes that a pool accepts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharedvector import _core
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+_CAST_BLOCK = 1 << 16  # elements: a block and its temporary stay in the second-level cache
+
+
+def resolve_numpy_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """Return the NumPy dtype for a name that a pool accepts.
+
+    Accepted are all fixed-size dtypes without Python objects, in either byte order ("float32",
+    "int16", ">i2", "complex64", "datetime64[s]", structured ones, ...), and "bfloat16" and
+    "float8_..." when the package ml_dtypes is installed.
+
+    Raises:
+        ValueError: not a dtype, no fixed size, holds objects, or needs ml_dtypes.
+    """
+    wanted = "a fixed-size NumPy dtype without objects, bfloat16 or float8"
+    if dtype is None:
+        raise ValueError(f"dtype should be {wanted}, got None; name one, such as 'float32'")
+    if isinstance(dtype, str) and dtype.startswith(("bfloat16", "float8")):
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise ValueError(f"dtype {dtype!r} needs: pip install ml_dtypes") from error
+        dtype = getattr(ml_dtypes, dtype, dtype)
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"dtype should be {wanted}, got {dtype!r}: {error}") from error
+    if found.hasobject or found.itemsize == 0 or found.subdtype is not None:
+        raise ValueError(f"dtype should be {wanted}, got {dtype!r}")
+    if is_extension(found) and not found.name.startswith(("bfloat16", "float8")):
+        raise ValueError(f"dtype should be {wanted}, got {dtype!r}")
+    return found
+
+
+def cast_volume(volume: np.ndarray[Any, Any], dtype: DTypeLike) -> np.ndarray[Any, Any]:
+    """Return ``volume`` in another dtype, with values out of range clipped, never wrapped.
+
+    To integers: values are clipped to the range of ``dtype`` (infinities too), fractions cut off
+    towards zero, NaN becomes 0, complex numbers lose their imaginary part (NumPy warns). To
+    everything else: as ``ndarray.astype`` does.
+
+    Args:
+        volume: array of any shape and layout; not changed.
+        dtype: the dtype to give.
+
+    Returns:
+        ``volume`` itself when it has that dtype, else a new C-contiguous array of its shape.
+    """
+    target = np.dtype(dtype)
+    if volume.dtype == target:
+        return volume
+    if target.kind in "iu":
+        if volume.dtype.kind == "c":
+            volume = volume.astype(volume.real.dtype)
+        elif is_extension(volume.dtype) or volume.dtype.char == "e":
+            volume = volume.astype(np.float32)  # exact, and float16 is slow to compute with
+        if volume.dtype.kind in "iuf":
+            return _to_integers(volume, target)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return volume.astype(target, order="C")
+
+
+def move(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
+    """Copy ``source`` into ``destination``, of the same shape, cast as `cast_volume` does it.
+
+    Either may have any strides. The usual pairs of dtypes take one pass over the memory.
+    """
+    try:
+        _core.move(destination, source)
+    except TypeError:  # a pair of dtypes that the core leaves to NumPy
+        np.copyto(destination, cast_volume(source, destination.dtype))
+
+
+def is_extension(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype is one of ml_dtypes'."""
+    return dtype.type.__module__.partition(".")[0] == "ml_dtypes"
+
+
+def _to_integers(volume: np.ndarray[Any, Any], target: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Clip, cut, NaN to 0, block by block; a block within the range needs neither.
+
+    The largest integer may not exist as a float (float32 rounds 2**31 - 1 up): such values are
+    clipped to the next float below, then get the exact bound.
+    """
+    bounds = np.iinfo(target)
+    low, high = _range_within(volume.dtype, bounds)
+    out: np.ndarray[Any, Any] = np.empty(volume.shape, target)
+    with _blocks(volume, out) as blocks:
+        for block, result in blocks:
+            if low <= block.min() and block.max() <= high:  # False for NaN
+                np.copyto(result, block, casting="unsafe")
+                continue
+            clipped = np.clip(block, low, high)
+            clipped[np.isnan(clipped)] = 0
+            np.copyto(result, clipped, casting="unsafe")
+            result[block > high] = bounds.max
+            result[block < low] = bounds.min
+    return out
+
+
+def _range_within(dtype: np.dtype[Any], bounds: np.iinfo[Any]) -> tuple[Any, Any]:
+    """The smallest and largest value of a dtype that are within integer bounds."""
+    if dtype.kind != "f":
+        source = np.iinfo(dtype)
+        return max(source.min, bounds.min), min(source.max, bounds.max)
+    low, high = dtype.type(bounds.min), dtype.type(bounds.max)
+    return low, high if int(high) <= bounds.max else np.nextafter(high, dtype.type(0))
+
+
+def _blocks(volume: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> Any:
+    """Pairs of 1-D blocks of two arrays of one shape, in the order of the second."""
+    return np.nditer(
+        [volume, out],
+        flags=["external_loop", "buffered", "zerosize_ok"],
+        op_flags=[["readonly"], ["writeonly"]],
+        order="C",
+        buffersize=_CAST_BLOCK,
+    )

@@ -1,0 +1,119 @@
+"""Which directories of a database are volumes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedvector._volumes import as_root, find_volumes, is_local, shorten, survey
+
+ARRAY: dict[str, Any] = {"zarr_format": 3, "node_type": "array", "shape": [2, 2]}
+
+
+def write(directory: Path, **files: Any) -> None:
+    directory.mkdir(parents=True)
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (directory / {"zarr": "zarr.json"}.get(name, f".{name}")).write_text(text)
+
+
+def test_as_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert as_root("a/../b") == as_root(Path("b")) == tmp_path / "b"
+    assert as_root("s3://bucket/path/") == "s3://bucket/path"
+    assert as_root("simplecache::s3://bucket/p") == "simplecache::s3://bucket/p"
+    assert as_root("file:///a/b%20c") == Path("/a/b c")
+    assert as_root("C:name") == tmp_path / "C:name"
+
+
+def test_is_local(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(b"")
+    (tmp_path / "b.zip").mkdir()
+    assert not is_local(tmp_path / "a.zip") and not is_local("s3://bucket")
+    assert is_local(tmp_path / "b.zip") and is_local(tmp_path / "none")
+
+
+def test_find_volumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "b", zarr=ARRAY)
+    write(tmp_path / "a", zarray={"zarr_format": 2, "shape": [3]}, zattrs={"spacing": [1]})
+    write(tmp_path / "c", zarray={"zarr_format": 2, "shape": [4]})
+    write(tmp_path / "group", zarr={"zarr_format": 3, "node_type": "group"})
+    write(tmp_path / "old group", zgroup={"zarr_format": 2})
+    write(tmp_path / "next", zarr={"zarr_format": 4, "node_type": "array"})
+    write(tmp_path / "broken", zarr="{nope")
+    write(tmp_path / "list", zarr=[1])
+    write(tmp_path / "stray")
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        volumes = find_volumes(tmp_path)
+    assert list(volumes) == ["a", "b", "c"]
+    assert volumes["a"] == {"zarr_format": 2, "shape": [3], "attributes": {"spacing": [1]}}
+    assert volumes["b"] == ARRAY
+    (record,) = caplog.records
+    assert "6 directories are not counted" in record.message
+    found = survey(tmp_path)
+    reasons = {name: why for name, why in found.items() if isinstance(why, str)}
+    assert reasons.pop("broken").startswith("unreadable metadata: ")
+    assert reasons == {
+        "": "no zarr.json",
+        "group": "a Zarr group, not an array",
+        "old group": "a Zarr group, not an array",
+        "next": "zarr.json is not of Zarr v3",
+        "list": "zarr.json is not of Zarr v3",
+        "stray": "no zarr.json",
+    }
+
+
+def test_unreadable_metadata(tmp_path: Path) -> None:
+    write(tmp_path / "a", zarr=ARRAY)
+    (tmp_path / "b" / "zarr.json").mkdir(parents=True)
+    assert list(find_volumes(tmp_path)) == ["a"]
+    assert "Is a directory" in str(survey(tmp_path)["b"])
+
+
+def test_nothing_found(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nope does not exist"):
+        find_volumes(tmp_path / "nope")
+    with pytest.raises(FileNotFoundError, match=f"under {tmp_path}, found no directory"):
+        find_volumes(tmp_path)
+    write(tmp_path / "stray")
+    with pytest.raises(FileNotFoundError, match=r"found only stray \(no zarr.json\)"):
+        find_volumes(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match="file is not a directory"):
+        find_volumes(tmp_path / "file")
+    write(tmp_path / "v" / "a", zarr=ARRAY)
+    with pytest.raises(FileNotFoundError, match=rf"itself a Zarr array; give {tmp_path}/v,"):
+        find_volumes(tmp_path / "v" / "a")
+
+
+def test_an_array_that_has_arrays_in_it_is_a_database(tmp_path: Path) -> None:
+    write(tmp_path / "v", zarr=ARRAY)
+    write(tmp_path / "v" / "a", zarr=ARRAY)
+    assert list(find_volumes(tmp_path / "v")) == ["a"]
+
+
+def test_shorten() -> None:
+    assert shorten(["a", "b"]) == "a, b"
+    assert shorten(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
+def test_importing_it_is_cheap() -> None:
+    import subprocess
+    import sys
+
+    heavy = "zarr numcodecs fsspec asyncio urllib.request tensorstore"
+    script = (
+        "import sys; before = set(sys.modules); import sharedvector.loaders\n"
+        f"print(sorted((set(sys.modules) - before) & set({heavy!r}.split())))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
+        env={**os.environ},
+    )  # fmt: skip
+    assert done.stdout == "[]\n", done.stderr

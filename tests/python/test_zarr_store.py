@@ -1,0 +1,199 @@
+"""Databases that are no local directories: zip files, memory://, HTTP, object stores."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import pickle
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sharedvector._zarr_store import open_store, read_metadata_files
+from sharedvector.loaders import ZarrLoader
+from sharedvector.spacing import collect_spacings, write_spacing_manifest
+from sharedvector.verify import verify_database
+
+zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+
+VOLUME = np.arange(9 * 4 * 6, dtype=np.int16).reshape(9, 4, 6)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """Volumes of format 3 and 2, and what is none."""
+    root = tmp_path / "db"
+    zarr.create_group(root)
+    for name, settings in {"a": {}, "b": {"zarr_format": 2}}.items():
+        array = zarr.create_array(
+            root / name, shape=VOLUME.shape, chunks=(2, 4, 3), dtype="int16", **settings
+        )
+        array[...] = VOLUME
+        array.attrs["spacing"] = [1, 2, 3]
+    zarr.create_group(root / "group")
+    (root / "stray").mkdir()
+    return root
+
+
+@pytest.fixture
+def server(database: Path) -> Iterator[Any]:
+    """A server on the loopback device that lists directories, and counts what it was asked for."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        asked: list[str] = []
+
+        def do_GET(self) -> None:
+            self.asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(database.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+        thread.start()
+        httpd.url = f"http://127.0.0.1:{httpd.server_port}/db"  # type: ignore[attr-defined]
+        httpd.asked = Handler.asked  # type: ignore[attr-defined]
+        yield httpd
+        httpd.shutdown()
+        thread.join(10)
+
+
+def check(loader: ZarrLoader, sources: int = 2) -> None:
+    assert len(loader) == sources
+    for source in range(sources):
+        for _ in range(4):
+            found = [chunk.data for chunk in loader(source)]
+            straight = [VOLUME[i : i + 4] for i in (0, 4)]
+            turned = [VOLUME[::-1][i : i + 4] for i in (0, 4)]
+            assert np.array_equal(found, straight) or np.array_equal(found, turned)
+
+
+def test_zip(database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "db.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(database.rglob("*")):
+            if file.is_file():
+                archive.write(file, file.relative_to(database))
+    loader = ZarrLoader(path, 4)
+    check(loader)
+    assert loader.counters["zarr"] == 8 and not loader.releases_gil
+    check(pickle.loads(pickle.dumps(loader)))
+    assert collect_spacings(path) == {"a": [1, 2, 3], "b": [1, 2, 3]}
+    with pytest.raises(ValueError, match=r"say where to \(output\)"):
+        write_spacing_manifest(path)
+    spacings = write_spacing_manifest(path, tmp_path / "spacings.json")
+    assert list(ZarrLoader(path, 4, spacings)(0)[0].meta) == [3, 2, 1]
+    assert verify_database(path).chunks == 20
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=rf"wanted a zip file.*{path}"):
+        ZarrLoader(path, 4)
+
+
+def test_engines_that_read_no_zip(tmp_path: Path) -> None:
+    path = tmp_path / "db.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/zarr.json", '{"zarr_format": 3, "node_type": "array"}')
+    for engine in ("direct", "tensorstore"):
+        with pytest.raises(ValueError, match=rf"engine='{engine}'.*cannot read.*{path}"):
+            ZarrLoader(path, 4, engine=engine)
+
+
+def test_memory(database: Path) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    memory = fsspec.filesystem("memory")
+    try:
+        memory.put(str(database), "/test-db", recursive=True)
+        loader = ZarrLoader("memory://test-db/", 4)
+        check(loader)
+        assert loader.counters["zarr"] == 8
+        check(pickle.loads(pickle.dumps(loader)))
+        memory.rm("/test-db/a/c/0/0/0")
+        whole = ZarrLoader("memory://test-db", 0)
+        assert np.count_nonzero(whole(0)[0].data) == VOLUME[:, :, 3:].size + VOLUME[2:, :, :3].size
+        assert whole.counters["missing_chunks"] == 1
+        with pytest.raises(ValueError, match=r"memory://test-db/a .*a/c/0/0/0 is missing"):
+            ZarrLoader("memory://test-db", 0, missing="error")(0)
+        assert [p.text for p in verify_database("memory://test-db").problems] == ["chunk c/0/0/0"]
+        memory.pipe("/test-db/a/c/1/0/0", b"xx")
+        with pytest.raises((ValueError, RuntimeError), match="memory://test-db/a cannot be read"):
+            ZarrLoader("memory://test-db", 0)(0)
+        with pytest.raises(FileNotFoundError, match="memory://other"):
+            ZarrLoader("memory://other", 4)
+        with pytest.raises(ValueError, match=r"s3://, gs://"):
+            ZarrLoader("memory://test-db", 4, engine="tensorstore")
+        with pytest.raises(FileNotFoundError, match="itself a Zarr array"):
+            ZarrLoader("memory://test-db/a", 4)
+    finally:
+        memory.rm("/test-db", recursive=True)
+
+
+def test_http(server: Any) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    loader = ZarrLoader(server.url, 4)
+    check(loader)
+    server.asked.clear()
+    loader(0)
+    chunks = [path for path in server.asked if "/c/" in path]
+    assert len(chunks) == len(set(chunks)) <= 10
+    check(pickle.loads(pickle.dumps(loader)))
+    server.shutdown()
+    server.server_close()
+    with pytest.raises((OSError, RuntimeError), match=f"{server.url}/a cannot be read"):
+        loader(0)
+
+
+def test_http_with_tensorstore(server: Any) -> None:
+    pytest.importorskip("tensorstore", reason="tensorstore is not installed")
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    loader = ZarrLoader(server.url, 4, engine="tensorstore")
+    assert loader.releases_gil
+    check(loader)
+    assert loader.counters["tensorstore"] == 8
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+def test_consolidated_metadata_need_no_listing(database: Path, server: Any) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    zarr.consolidate_metadata(str(database), zarr_format=3)
+    assert (
+        "a" in json.loads((database / "zarr.json").read_text())["consolidated_metadata"]["metadata"]
+    )
+    server.asked.clear()
+    loader = ZarrLoader(server.url, 4)
+    assert server.asked == ["/db/zarr.json"]
+    check(loader, 1)
+
+
+def test_file_urls_are_local(database: Path) -> None:
+    loader = ZarrLoader(f"file://{database}", 4)
+    check(loader)
+    assert loader.counters["direct"] == loader.counters["zarr"] == 4
+
+
+def test_open_store_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match="nope does not exist"):
+        open_store(tmp_path / "nope")
+    with pytest.raises(ImportError, match=r"nothing://db is read with fsspec.*obstore"):
+        open_store("nothing://db")
+    monkeypatch.setitem(sys.modules, "sharedvector._zarr_store", None)
+    with pytest.raises(ImportError, match=r"sharedvector\[zarr\]"):
+        ZarrLoader("memory://db", 4)
+
+
+def test_read_metadata_files(database: Path) -> None:
+    files = read_metadata_files(database)
+    assert {name: sorted(content) for name, content in files.items()} == {
+        "": ["zarr.json"],
+        "a": ["zarr.json"],
+        "b": [".zarray", ".zattrs"],
+        "group": ["zarr.json"],
+    }
