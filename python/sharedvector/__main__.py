@@ -99,14 +99,14 @@ def _info(paths: PoolPaths) -> int:
 def _command(row: dict[str, Any]) -> str:
     """The end of a process's command line, which tells programs of one interpreter apart."""
     command = str(row["command"])  # the segment keeps only its beginning
-    if row["live"]:
-        try:
-            words = Path(f"/proc/{row['pid']}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        except OSError:
-            words = []
-        whole = b" ".join(words).decode(errors="replace")
-        if whole.startswith(command):  # not so for a pid of another namespace
-            command = whole
+    process = Path(f"/proc/{row['pid']}")
+    try:
+        started = int(process.joinpath("stat").read_text().rsplit(")", 1)[1].split()[19])
+        if started == row["start_time"]:  # not so for a pid of another namespace
+            whole = process.joinpath("cmdline").read_bytes().replace(b"\0", b" ")
+            command = whole.decode(errors="replace")
+    except (OSError, IndexError):
+        pass  # it has ended
     command = " ".join(command.split())
     if len(command) <= _WIDEST_COMMAND:
         return command

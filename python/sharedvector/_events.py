@@ -6,7 +6,10 @@ import contextlib
 import json
 import os
 import re
-from typing import Any
+
+TYPE_CHECKING = False  # importing it would take longer than all of this module
+if TYPE_CHECKING:
+    from typing import Any
 
 _LONGEST_TEXT = 1500  # characters: doubled by JSON's escapes, it still fits into PIPE_BUF
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")

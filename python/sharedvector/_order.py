@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-from typing import Any
+import random
+from collections.abc import Sequence
 
-import numpy as np
-
-_LARGEST_TABLE = 1_000_000  # sources; beyond, the order is computed place by place
+_LARGEST_TABLE = 4096  # sources; beyond, the order is computed place by place
 _ROUNDS = 6
+_WORD = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
 
 
 def seed_of(generation: str) -> int:
     """Return the seed that a generation stands for: another order in each reign."""
+    import hashlib  # brings OpenSSL, for which no producer should wait
+
     return int.from_bytes(hashlib.blake2b(generation.encode(), digest_size=8).digest(), "little")
 
 
@@ -20,25 +22,26 @@ class SourceOrder:
     """Sources without replacement: each epoch is a permutation that the seed and its number fix.
 
     Tickets count all draws of all workers, so that a source comes again only after all others.
-    A million sources and fewer are permuted in memory (8 bytes each); more cost no memory.
+    The order of a few thousand sources is kept; that of more costs no memory.
     """
 
     def __init__(self, source_size: int, seed: int) -> None:
         self._size = source_size
         self._seed = seed
         self._epoch = -1
-        self._order: np.ndarray[Any, Any] | IndexPermutation = np.empty(0, np.int64)
+        self._order: Sequence[int] | IndexPermutation = ()
 
     def draw(self, ticket: int) -> tuple[int, int]:
         """Return the source of a ticket and its epoch."""
         epoch, place = divmod(ticket, self._size)
         if epoch != self._epoch:
             if self._size <= _LARGEST_TABLE:
-                self._order = np.random.default_rng([self._seed, epoch]).permutation(self._size)
+                chosen = random.Random(_mix(_mix(self._seed) + epoch))
+                self._order = chosen.sample(range(self._size), self._size)
             else:
                 self._order = IndexPermutation(self._size, self._seed, epoch)
             self._epoch = epoch
-        return int(self._order[place]), epoch
+        return self._order[place], epoch
 
 
 class IndexPermutation:
@@ -57,7 +60,8 @@ class IndexPermutation:
         self._size = size
         self._half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits of each half of a number
         self._mask = (1 << self._half) - 1
-        self._key = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=32).digest()
+        key = _mix(_mix(seed) + epoch)
+        self._keys = [_mix(key + turn * _STEP) for turn in range(_ROUNDS)]
 
     def __getitem__(self, place: int) -> int:
         """Return the number at a place. IndexError beyond the last one."""
@@ -70,11 +74,15 @@ class IndexPermutation:
 
     def _network(self, number: int) -> int:
         left, right = number >> self._half, number & self._mask
-        for turn in range(_ROUNDS):
-            left, right = right, left ^ self._scramble(turn, right)
+        for key in self._keys:
+            # The high bits: of a product, the low ones depend on less.
+            left, right = right, left ^ (_mix(right + key) >> (64 - self._half))
         return left << self._half | right
 
-    def _scramble(self, turn: int, half: int) -> int:
-        text = bytes([turn]) + half.to_bytes(8, "little")
-        digest = hashlib.blake2b(text, key=self._key, digest_size=8).digest()
-        return int.from_bytes(digest, "little") & self._mask
+
+def _mix(number: int) -> int:
+    """Spread a number over 64 bits, so that each bit of it changes half of them."""
+    number &= _WORD
+    number = (number ^ number >> 31) * 0x7FB5D329728EA185 & _WORD
+    number = (number ^ number >> 27) * 0x81DADEF4BC2DD44D & _WORD
+    return number ^ number >> 33

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from sharedvector import _core
 from sharedvector.loaders import resolve_numpy_dtype
+from sharedvector.producer import optional
 
 if TYPE_CHECKING:
     from sharedvector.loaders import Loader
+
+PRODUCER_KINDS = ("auto", "process", "thread")
 
 logger = logging.getLogger("sharedvector")
 
@@ -21,7 +24,7 @@ class Plan:
     """What a pool is made of and how it is fed.
 
     Raises:
-        ValueError: a value that no pool can have.
+        ValueError: a value that no pool can have, or a bad ``buffers_at_once`` of the loader.
     """
 
     loader: Loader
@@ -34,6 +37,7 @@ class Plan:
     join_timeout: float = 5.0
     spare_buffers: int | None = None
     log_level: int = logging.INFO
+    producer_kind: str = "auto"
 
     def __post_init__(self) -> None:
         for field in ("num_producers", "source_size", "slot_count", "chunk_size"):
@@ -46,6 +50,15 @@ class Plan:
                 raise ValueError(f"{field} should be a number of seconds, got {value}")
         if self.spare_buffers is not None and self.spare_buffers < 1:
             raise ValueError(f"spare_buffers should be at least 1, got {self.spare_buffers}")
+        if self.producer_kind not in PRODUCER_KINDS:
+            raise ValueError(
+                f"producer_kind should be one of {PRODUCER_KINDS}, got {self.producer_kind!r}"
+            )
+        at_once = self.buffers_at_once
+        if not isinstance(at_once, int) or at_once < 1:
+            raise ValueError(
+                f"the loader's buffers_at_once should be an integer from 1 on, got {at_once!r}"
+            )
         resolve_numpy_dtype(self.dtype)
 
     @property
@@ -54,11 +67,26 @@ class Plan:
         return min(self.num_producers, self.slot_count)
 
     @property
+    def threads(self) -> int:
+        """How many of the workers share a process: all, or each has its own."""
+        kind = self.producer_kind
+        if kind == "auto":
+            kind = "thread" if optional(self.loader, "releases_gil", False) else "process"
+        return self.workers if kind == "thread" else 1
+
+    @property
+    def buffers_at_once(self) -> int:
+        """How many buffers a worker fills at the same time, as the loader says."""
+        at_once: int = optional(self.loader, "buffers_at_once", 1)
+        return at_once
+
+    @property
     def spares(self) -> int:
         """Buffers beyond the slots."""
         if self.spare_buffers is not None:
             return self.spare_buffers
-        return min(self.num_producers, max(1, self.slot_count // 8))
+        wanted = self.num_producers * self.buffers_at_once
+        return min(wanted, max(1, self.slot_count // 8))
 
 
 def log_leftovers(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import signal
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterator
 
 from sharedvector import _core
 from sharedvector._events import EventReader
-from sharedvector._job import Job, logger, open_parcel, pack_loader, start_child
+from sharedvector._job import Job
+from sharedvector._launch import open_parcel, pack_loader, start_supervisor
 from sharedvector._order import seed_of
 from sharedvector._plan import Plan, log_leftovers
 from sharedvector._progress import Progress
@@ -30,6 +32,8 @@ from sharedvector.coordination import (
 from sharedvector.lifecycle import LifecycleGuard
 from sharedvector.stats import stats_capacity_for
 from sharedvector.vector import SharedVector
+
+logger = logging.getLogger("sharedvector")
 
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
@@ -75,6 +79,7 @@ class Reign:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._watcher: threading.Thread | None = None
         self._job: Job | None = None
+        self._loader = b""
         self._vector: SharedVector | None = None
         self._last_error: str | None = None
 
@@ -116,11 +121,11 @@ class Reign:
         """
         self._guard.arm()
         try:
-            loader = pack_loader(self._plan.loader)
+            self._loader = pack_loader(self._plan.loader)
             self._lock.clear_ready()
             log_leftovers(self._paths.name)
             self._make_segment(deadline)
-            self._job = self._make_job(loader)
+            self._job = self._make_job()
             with _refusals_in_words(self._paths.name):
                 self._bootstrap(deadline, should_stop)
             self._lock.write_ready()
@@ -209,7 +214,7 @@ class Reign:
                     ) from error
             time.sleep(_TRY_EVERY)
 
-    def _make_job(self, loader: bytes) -> Job:
+    def _make_job(self) -> Job:
         plan = self._plan
         return Job(
             name=self._paths.name,
@@ -219,11 +224,11 @@ class Reign:
             slot_count=plan.slot_count,
             source_size=plan.source_size,
             num_producers=plan.workers,
+            threads=plan.threads,
             sleep_seconds=plan.sleep_seconds,
             join_timeout=plan.join_timeout,
             log_level=plan.log_level,
             seed=seed_of(self._lock.generation),
-            loader=loader,
         )
 
     # -- the bootstrap
@@ -267,7 +272,8 @@ class Reign:
         for event in events.read():
             if event["event"] == "fatal":
                 raise self._spawn_error(event["error"])
-            self._last_error = f"source {event['source']}: {event['error']}"
+            if event["event"] == "failed":
+                self._last_error = f"source {event['source']}: {event['error']}"
 
     def _cause(self) -> str:
         return f"; last error: {self._last_error}" if self._last_error else ""
@@ -283,18 +289,12 @@ class Reign:
         with self._mutex, contextlib.ExitStack() as stack:
             if self._closing.is_set():
                 return
-            parcel = stack.enter_context(open_parcel(self._job))
+            parcel = stack.enter_context(open_parcel(self._job, self._loader))
             owner_fd = _own_pidfd()
             if owner_fd >= 0:
                 stack.callback(os.close, owner_fd)
             pipe = -1 if write_end is None else write_end
-            self._supervisor = start_child(
-                "_supervisor",
-                parcel.fileno(),
-                [owner_fd, pipe],
-                session=True,
-                fds=tuple(fd for fd in (owner_fd, pipe) if fd >= 0),
-            )
+            self._supervisor = start_supervisor(parcel.fileno(), owner_fd, pipe)
 
     def _watch(self) -> None:
         """Start the supervisor again whenever it ends before the reign does."""

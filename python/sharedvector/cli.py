@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from sharedvector._plan import PRODUCER_KINDS
 from sharedvector.coordination import PoolBusyError, PoolSpawnError
 from sharedvector.service import ProducerService
 from sharedvector.vector import PoolStalledError
@@ -103,6 +104,7 @@ def producer_main(argv: Sequence[str] | None = None) -> int:
             lock_dir=options.lock_dir,
             log_level=level,
             spare_buffers=options.spare_buffers,
+            producer_kind=options.producer_kind,
         )
         logger.info(
             "pool %r: %d slots of %g MiB, %s", service.name, options.slot_count,
@@ -163,7 +165,7 @@ def _producer_parser() -> argparse.ArgumentParser:
     add("--slot-count", required=True, type=int, help="chunks to keep in shared memory")
     add("--chunk-size-mb", required=True, type=float, help="largest chunk, in MiB")
     add("--dtype", default="float32", help="dtype of the chunks, such as int16 or bfloat16")
-    add("--num-producers", type=int, default=4, help="worker processes")
+    add("--num-producers", type=int, default=4, help="workers")
     add("--sleep-seconds", type=float, default=0.01, help="pause after a source without a chunk")
     add(
         "--producer-join-timeout", type=float, default=5.0,
@@ -175,6 +177,10 @@ def _producer_parser() -> argparse.ArgumentParser:
     add("--lock-dir", help="directory of the lock and the ready marker, if not /dev/shm")
     add("--log-level", default="INFO", help="DEBUG, INFO, WARNING, ERROR")
     add("--spare-buffers", type=int, help="buffers beyond the slots, if not one per worker")
+    add(
+        "--producer-kind", default="auto", choices=PRODUCER_KINDS,
+        help="workers are processes, threads of one process, or what suits the loader",
+    )  # fmt: skip
     return parser
 
 

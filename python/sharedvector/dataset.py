@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sharedvector import coordination
+from sharedvector import _core, coordination
 from sharedvector.stats import PoolStats, collect_stats
 from sharedvector.vector import PoolStalledError
 
 try:
     import torch
-    from torch.utils.data import Dataset
+    from torch.utils.data import Dataset, get_worker_info
 except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
     raise ImportError("SharedMemoryDataset needs: pip install 'sharedvector[torch]'") from _error
+
+from sharedvector import _batch
+from sharedvector._batch import BatchMemory, Layout, bytes_of, shared_tensor
+from sharedvector._collate import Batch
 
 if TYPE_CHECKING:
     from sharedvector.pool import PoolHandle
@@ -30,14 +35,6 @@ __all__ = ["SharedMemoryDataset", "Transform"]
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
-# NumPy's and torch's names are the same for these; the unsigned ones from 16 bits on came with
-# torch 2.3, some float8 with later versions.
-_SHARED_NAMES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
-    "float16 float32 float64 complex64 complex128 "
-    "bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split()
-)
-
 
 class SharedMemoryDataset(Dataset[dict[str, Any]]):
     """The slots of a pool as items. The pool is refreshed behind it: an index names a slot.
@@ -46,6 +43,14 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
     ``meta_key: float32 tensor`` of shape (n,) when the chunk has metadata; both belong to the same
     chunk, also when it is replaced meanwhile. Tensors are copies in native byte order: changing
     them changes nobody else's data, and nothing stays pinned.
+
+    A DataLoader with a batch size reads a batch at once (`__getitems__`): its chunks are copied
+    side by side into the memory of the batch, each once and pinned while it is copied, so that a
+    large batch needs no more spare buffers than one item. What torch's default collate function
+    makes of items that are unchanged, or changed in place, is that memory itself; in workers it is
+    memory that the parent shares. Transforms that return new tensors, chunks of different shapes
+    and other collate functions cost the usual further copy. The memory of two batches is kept for
+    the next ones. An item that is kept keeps the memory of its batch; a clone does not.
 
     Works in DataLoader workers under fork (the pool is used through the inherited handle), spawn
     and forkserver (pickles carry the name; the copy attaches at its first item).
@@ -92,6 +97,7 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
                 )
         self._meta_key = meta_key
         self._strict = strict
+        self._memory = BatchMemory(keep=2)
         self._attached: _Attached | None = self._attach()
 
     @classmethod
@@ -124,27 +130,41 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
             PoolStalledError: nobody refreshes the pool any more; the message has the reason.
             TimeoutError: (first item of an unpickled copy) the pool is not ready.
         """
-        attached = self._attached
-        if attached is None:
-            attached = self._attached = self._attach()
-        slot = operator.index(index)
-        if slot < 0:
-            slot += self._slot_count
-            if slot < 0:
-                raise IndexError(f"index {index} is out of range for {self._slot_count} slots")
-        if attached.vector.retired:
-            raise PoolStalledError(
-                f"pool {self.name!r} is not refreshed any more: {attached.vector.retired_reason}; "
-                "start a new one with ensure_pool and make the dataset anew"
-            )
-        item: dict[str, Any] = {}
-        array, meta = attached.vector.get_with_meta(slot)
-        item["data"] = attached.layout.copy(array).unsqueeze(0)
-        if meta.size:
-            item[self._meta_key] = torch.from_numpy(meta.astype(np.float32))
-        for transform in self._transforms:
-            item = transform(item)
-        return item
+        vector, layout = self._usable()
+        chunk, meta = vector.get_with_meta(self._slot(index))
+        if chunk.nbytes < _batch.SMALL_BYTES:
+            return self._item(layout.copy(chunk).unsqueeze(0), meta)
+        data = self._memory.tensor((1, *chunk.shape), layout.torch_dtype)
+        out = bytes_of(data).view(chunk.dtype).reshape(chunk.shape)
+        _core.copy(out, chunk)
+        layout.make_native(out)
+        return self._item(data, meta)
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
+        """Copy the current chunks of several slots out: as ``[dataset[i] for i in indices]``.
+
+        Raises:
+            IndexError, PoolStalledError, TimeoutError: as ``dataset[i]``; no item is returned.
+        """
+        if type(self).__getitem__ is not SharedMemoryDataset.__getitem__:
+            return [self[index] for index in indices]  # a subclass has items of its own
+        vector, layout = self._usable()
+        slots = [self._slot(index) for index in indices]
+        shapes = {vector.get_chunk_shape(slot) for slot in slots}
+        if len(shapes) != 1:
+            return [self[slot] for slot in slots]
+        make = self._memory.tensor if get_worker_info() is None else shared_tensor
+        whole = make((len(slots), 1, *shapes.pop()), layout.torch_dtype)
+        out = bytes_of(whole).view(vector.numpy_dtype).reshape((len(slots), *whole.shape[2:]))
+        try:
+            _, metas = vector.gather_with_meta(slots, out=out)
+        except ValueError:  # a chunk of another shape has come meanwhile
+            return [self[slot] for slot in slots]
+        layout.make_native(out)
+        return [
+            self._item(tensor, meta)
+            for tensor, meta in zip(Batch(whole).items(layout.native), metas, strict=True)
+        ]
 
     def stats(self) -> PoolStats:
         """Return the pool's statistics, as `collect_stats` does."""
@@ -155,6 +175,33 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but the attachment."""
         return {**self.__dict__, "_attached": None}
+
+    def _usable(self) -> _Attached:
+        attached = self._attached
+        if attached is None:
+            attached = self._attached = self._attach()
+        if attached.vector.retired:
+            raise PoolStalledError(
+                f"pool {self.name!r} is not refreshed any more: {attached.vector.retired_reason}; "
+                "start a new one with ensure_pool and make the dataset anew"
+            )
+        return attached
+
+    def _slot(self, index: SupportsIndex) -> int:
+        slot = operator.index(index)
+        if slot < 0:
+            slot += self._slot_count
+            if slot < 0:
+                raise IndexError(f"index {index} is out of range for {self._slot_count} slots")
+        return slot
+
+    def _item(self, data: torch.Tensor, meta: NDArray[np.float64]) -> dict[str, Any]:
+        item: dict[str, Any] = {"data": data}
+        if meta.size:
+            item[self._meta_key] = torch.from_numpy(meta.astype(np.float32))
+        for transform in self._transforms:
+            item = transform(item)
+        return item
 
     def _attach(self) -> _Attached:
         deadline = time.monotonic() + self._ready_timeout
@@ -170,46 +217,9 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
                     raise
                 time.sleep(self._poll_interval)
                 continue
-            return _Attached(vector, _Layout.of(vector.numpy_dtype, self.name))
+            return _Attached(vector, Layout.of(vector.numpy_dtype, self.name))
 
 
 class _Attached(NamedTuple):
     vector: SharedVector
-    layout: _Layout
-
-
-class _Layout(NamedTuple):
-    """How chunks of one dtype become tensors.
-
-    Attributes:
-        stored: the dtype to read a chunk as: its own, or for bfloat16 and float8, which NumPy
-            cannot hand to torch, an integer of the same size.
-        native: ``stored`` in native byte order.
-        view: the torch dtype to read that integer as; None when it is not needed.
-    """
-
-    stored: np.dtype[Any]
-    native: np.dtype[Any]
-    view: torch.dtype | None
-
-    @classmethod
-    def of(cls, dtype: np.dtype[Any], name: str) -> _Layout:
-        """Raises ValueError for a dtype that torch does not have."""
-        # datetime64 and structured dtypes have names of their own, long double is float128
-        torch_dtype = getattr(torch, dtype.name, None) if dtype.name in _SHARED_NAMES else None
-        if not isinstance(torch_dtype, torch.dtype):
-            raise ValueError(
-                f"pool {name!r} has dtype {dtype}, which torch {torch.__version__} does not have; "
-                "read it with SharedVector.get, or fill the pool with a dtype that torch has"
-            )
-        if dtype.type.__module__ == "numpy":
-            return cls(dtype, dtype.newbyteorder("="), None)
-        stored = np.dtype("u1" if dtype.itemsize == 1 else "i2").newbyteorder(dtype.byteorder)
-        return cls(stored, stored.newbyteorder("="), torch_dtype)
-
-    def copy(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """A tensor of the chunk's shape over memory of its own."""
-        if self.view is None:
-            return torch.from_numpy(np.array(array, dtype=self.native, order="C"))
-        raw = np.array(array.view(self.stored), dtype=self.native, order="C")
-        return torch.from_numpy(raw).view(self.view)
+    layout: Layout

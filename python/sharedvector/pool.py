@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Mode = Literal["attach", "spawn", "auto"]
+ProducerKind = Literal["auto", "process", "thread"]
 
 logger = logging.getLogger("sharedvector")
 
@@ -56,12 +57,15 @@ class ProducerSpec:
         chunk_size: largest chunk, in bytes.
         source_size: how many sources there are; None: ``len(loader)``.
         dtype: of the chunks.
-        num_producers: worker processes; not more than there are slots.
+        num_producers: workers; not more than there are slots.
         sleep_seconds: pause after a source that gave nothing; while nobody reads, one chunk is
             replaced every ten pauses.
         producer_join_timeout: seconds that workers may take to end before they are killed.
-        spare_buffers: buffers beyond the slots; None: one per worker, at most an eighth of the
-            slots.
+        spare_buffers: buffers beyond the slots; None: one per worker (as many as the loader's
+            ``buffers_at_once``, if it has that), at most an eighth of the slots.
+        producer_kind: "process": each worker is a process; "thread": all are threads of one, each
+            with a loader of its own; "auto": threads if the loader says so by a true
+            ``releases_gil``, else processes.
     """
 
     loader: Loader
@@ -72,6 +76,7 @@ class ProducerSpec:
     sleep_seconds: float = 0.01
     producer_join_timeout: float = 5.0
     spare_buffers: int | None = None
+    producer_kind: ProducerKind = "auto"
 
     def resolve_source_size(self) -> int:
         """Return ``source_size``, or the loader's length. TypeError when it has none."""
@@ -88,6 +93,7 @@ class ProducerSpec:
             sleep_seconds=self.sleep_seconds,
             join_timeout=self.producer_join_timeout,
             spare_buffers=self.spare_buffers,
+            producer_kind=self.producer_kind,
             log_level=logger.level or logging.INFO,
         )
 

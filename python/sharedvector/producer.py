@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
 
 from sharedvector import _core
 from sharedvector._order import SourceOrder, seed_of
-from sharedvector.vector import InUseError, OutOfMemoryError, SharedVector
+from sharedvector._store import BRAKE, ChunkRefusedError, Landing, Stopped, Store
+from sharedvector.vector import SharedVector
 
 if TYPE_CHECKING:
     from sharedvector.loaders import Loader
@@ -21,10 +21,13 @@ __all__ = ["producer_worker"]
 
 logger = logging.getLogger("sharedvector")
 
-BRAKE = 10  # pauses between two replacements while nobody reads, for all workers together
-_WRITE_TIMEOUT = 1.0  # seconds to wait for a free buffer before it counts as blocked
-_LOOK_AGAIN = 0.1  # sleep of the brake before it looks for readers again
-_LOOK_SHARE = 20  # that sleep is at least so many times what the look takes (many slots)
+# What a loader may count, as running totals in its ``counters``, and where the pool counts it.
+_COUNTERS = {
+    "direct": _core.COUNTER_DIRECT,
+    "zarr": _core.COUNTER_ZARR,
+    "tensorstore": _core.COUNTER_TENSORSTORE,
+    "missing_chunks": _core.COUNTER_MISSING,
+}
 _LOG_BURST = 5  # failed sources that are logged at once, then one per _LOG_INTERVAL
 _LOG_INTERVAL = 10.0
 
@@ -37,10 +40,6 @@ class StopFlag(Protocol):
     def is_set(self) -> bool:
         """Return whether it is."""
         ...
-
-
-class ChunkRefusedError(ValueError):
-    """The pool's settings rule a chunk out: its dtype or its size."""
 
 
 class FailureLog:
@@ -90,16 +89,16 @@ class Producer:
     """Loads sources and stores their chunks: first into empty slots, then over read ones.
 
     A source that raises, gives nothing, or gives a chunk that the pool cannot hold is logged,
-    counted and skipped.
+    counted and skipped; the chunks before are kept.
 
     Args:
         vector: the pool.
-        loader: called with a source's number.
+        loader: called with a source's number; or its ``load_into``, where it has that, with an
+            allocator too (see `Loader`).
         source_size: how many sources there are.
         seed: of the order of sources; the same in all workers.
         stop: asked between two steps.
         sleep_seconds: pause after a source that gave nothing.
-        worker_id: number of this worker.
         workers: how many producers share the pool; spreads the brake.
         slot_count: slots to fill; None: all that the pool has.
         slots: refresh only these, in turn; None: the whole pool.
@@ -117,7 +116,6 @@ class Producer:
         stop: Callable[[], bool],
         *,
         sleep_seconds: float = 0.01,
-        worker_id: int = 0,
         workers: int = 1,
         slot_count: int | None = None,
         slots: range | None = None,
@@ -125,50 +123,90 @@ class Producer:
     ) -> None:
         self._vector = vector
         self._loader = loader
+        self._load_into = optional(loader, "load_into")
         self._order = SourceOrder(source_size, seed)
         self._stop = stop
         self._sleep = sleep_seconds
-        self._brake = BRAKE * sleep_seconds * workers
-        self._slot_count = slot_count if slot_count is not None else vector.capacity
-        self._slots = slots
-        self._worker_id = worker_id
-        self._workers = workers
-        self._turn = 0
+        self._store = Store(
+            vector,
+            stop,
+            BRAKE * sleep_seconds * workers,
+            slot_count if slot_count is not None else vector.capacity,
+            slots,
+        )
         self._report = report if report is not None else lambda event: None
         self._failures = FailureLog()
-        self._stored = 0
-        self._last_write = time.monotonic()
+        self._totals = dict.fromkeys(_COUNTERS, 0)
+        self._storing = False
 
     def run(self) -> None:
         """Work until told to stop."""
-        while not self._stop():
-            self._work_on(*self._order.draw(self._vector.counter_add(_core.COUNTER_SOURCE)))
+        with contextlib.suppress(Stopped):
+            while not self._stop():
+                self._work_on(*self._order.draw(self._vector.counter_add(_core.COUNTER_SOURCE)))
 
     def _work_on(self, source: int, epoch: int) -> None:
-        before = self._stored
+        before = self._store.written
+        landing = Landing(self._store, source, epoch, self._tell_stored)
+        empty = self._storing = False
         try:
-            chunks = self._loader(source)
-            self._vector.counter_add(_core.COUNTER_LOADS)
+            empty = not self._load(landing, source)
         except (Exception, SystemExit) as error:
-            self._failed(source, error, "loaded")
-            chunks = []
-        else:
-            try:
-                empty = not self._store_all(chunks, source, epoch)
-            except (Exception, SystemExit) as error:
-                self._failed(source, error, "stored")
-            else:
-                if empty and not self._stop():
-                    self._vector.counter_add(_core.COUNTER_EMPTY)
-                    self._report_failure(source, self._explain_empty(source), empty=True)
-        if self._stored == before and not self._stop():
+            self._failed(source, error)
+        finally:
+            landing.close()
+            self._count()
+        try:
+            landing.drain()
+        except (Exception, SystemExit) as error:
+            self._storing = True
+            self._failed(source, error)
+        if empty and not self._stop():
+            self._vector.counter_add(_core.COUNTER_EMPTY)
+            self._report_failure(source, self._explain_empty(source), empty=True)
+        if self._store.written == before and not self._stop():
             time.sleep(self._sleep)
 
-    def _failed(self, source: int, error: BaseException, what: str) -> None:
+    def _load(self, landing: Landing, source: int) -> int:
+        """Load one source and store what it gives; returns how many chunks that were."""
+        count = 0
+        chunks: Any
+        if self._load_into is None:
+            chunks = self._loader(source)
+        else:
+            chunks = self._load_into(source, landing.allocate)
+        try:
+            for chunk in chunks:
+                count += 1
+                self._storing = True
+                if not landing.take(chunk):
+                    return count
+                self._storing = False
+        finally:
+            if isinstance(chunks, Generator):
+                chunks.close()
+        self._vector.counter_add(_core.COUNTER_LOADS)
+        return count
+
+    def _tell_stored(self) -> None:
+        self._report({"event": "stored"})
+
+    def _count(self) -> None:
+        """Add what the loader has counted since the last source to the pool's counters."""
+        totals = optional(self._loader, "counters")
+        if not isinstance(totals, dict):
+            return
+        for name, counter in _COUNTERS.items():
+            total = totals.get(name, 0)
+            if isinstance(total, int) and total > self._totals[name]:
+                self._vector.counter_add(counter, total - self._totals[name])
+                self._totals[name] = total
+
+    def _failed(self, source: int, error: BaseException) -> None:
         if self._stop():
             return  # what the end has interrupted is no failure
         self._vector.counter_add(_core.COUNTER_ERRORS)
-        self._failures.tell(source, error, what)
+        self._failures.tell(source, error, "stored" if self._storing else "loaded")
         refused = isinstance(error, ChunkRefusedError)
         self._report_failure(source, describe(error), refused=refused)
 
@@ -180,7 +218,7 @@ class Producer:
 
     def _explain_empty(self, source: int) -> str:
         """Why a source has no chunk, where the loader can tell."""
-        explain = getattr(self._loader, "explain_empty", None)
+        explain = optional(self._loader, "explain_empty")
         if explain is None:
             return ""
         try:
@@ -188,108 +226,6 @@ class Producer:
         except Exception as error:
             logger.debug("no word on why source %d is empty:", source, exc_info=error)
             return ""
-
-    def _store_all(self, chunks: Iterable[Any], source: int, epoch: int) -> int:
-        """Store what a loader gave; returns how many chunks that were."""
-        count = 0
-        for chunk in chunks:
-            count += 1
-            data, meta = self._checked(chunk)
-            if not self._store(data, meta, source, epoch):
-                break
-            self._stored += 1
-            self._report({"event": "stored"})
-        return count
-
-    def _checked(self, chunk: Any) -> tuple[np.ndarray[Any, Any], Any]:
-        """Data and meta of a chunk; ChunkRefusedError or TypeError if the pool cannot hold it."""
-        try:
-            data, meta = chunk
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"a loader should give a list of Chunk(data, meta), got a {type(chunk).__name__}"
-            ) from None
-        if not isinstance(data, np.ndarray):
-            raise TypeError(f"a chunk's data should be an array, got a {type(data).__name__}")
-        if data.dtype != self._vector.numpy_dtype:
-            raise ChunkRefusedError(
-                f"the chunk has dtype {data.dtype}, the pool {self._vector.dtype}; let the loader "
-                "convert it, or give the pool that dtype"
-            )
-        if data.nbytes > self._vector.chunk_size:
-            raise ChunkRefusedError(
-                f"the chunk of shape {data.shape} has {data.nbytes} bytes, the pool's chunk_size "
-                f"is {self._vector.chunk_size} bytes; make chunks smaller or chunk_size larger"
-            )
-        return data if data.flags.c_contiguous else data.copy(order="C"), meta
-
-    def _store(self, data: np.ndarray[Any, Any], meta: Any, source: int, epoch: int) -> bool:
-        """Put one chunk into the pool; False when told to stop before that."""
-        while self._filling():
-            if self._stop():
-                return False
-            try:
-                self._vector.append(data, meta, source_index=source, source_epoch=epoch)
-            except OutOfMemoryError:
-                break
-            except InUseError:
-                # Other workers hold the last free buffers; soon these are slots.
-                continue
-            self._last_write = time.monotonic()
-            return True
-        slot = self._next_slot()
-        while slot is not None and not self._stop():
-            try:
-                self._vector.replace(
-                    slot,
-                    data,
-                    meta,
-                    refuse=False,
-                    timeout=_WRITE_TIMEOUT,
-                    source_index=source,
-                    source_epoch=epoch,
-                )
-            except InUseError:
-                # Readers hold every spare buffer: the chunk waits for the first that comes back.
-                self._vector.count_blocked()
-                continue
-            self._last_write = time.monotonic()
-            return True
-        return False
-
-    def _filling(self) -> bool:
-        return len(self._vector) < self._slot_count
-
-    def _next_slot(self) -> int | None:
-        """The slot to refresh, after the brake if nothing was read; None when told to stop."""
-        released = self._last_write + self._brake
-        while not self._stop():
-            began = time.monotonic()
-            slot = self._read_slot()
-            now = time.monotonic()
-            if slot is not None:
-                return slot
-            if now >= released:
-                return self._slot_in_turn()
-            time.sleep(min(released - now, max(_LOOK_AGAIN, _LOOK_SHARE * (now - began))))
-        return None
-
-    def _read_slot(self) -> int | None:
-        """A slot whose chunk has been read; None when there is none (among the next few)."""
-        if self._slots is None:
-            slot, unread = self._vector.refresh_next()
-            return None if unread else slot
-        slot = self._slot_in_turn(advance=False)
-        return self._slot_in_turn() if self._vector.get_chunk_read_count(slot) else None
-
-    def _slot_in_turn(self, advance: bool = True) -> int:
-        """The next of this worker's own round through the slots; workers begin far apart."""
-        slots = self._slots if self._slots is not None else range(self._vector.capacity)
-        filled = max(1, min(len(self._vector), slots.stop) - slots.start)
-        begin = filled * self._worker_id // self._workers if self._slots is None else 0
-        slot = slots.start + (begin + self._turn) % filled
-        self._turn += advance
-        return slot
 
 
 def producer_worker(
@@ -365,6 +301,15 @@ def open_segment(
         if max_memory_size:
             return SharedVector(name, chunk_size, max_memory_size, dtype=dtype)
         return SharedVector(name, chunk_size, dtype=dtype, slot_count=slot_count)
+
+
+def optional(loader: object, name: str, default: Any = None) -> Any:
+    """Return what a loader offers beyond the protocol; the default when it does not, or fails."""
+    try:
+        return getattr(loader, name, default)
+    except Exception as error:
+        logger.debug("the loader's %s cannot be read: %s", name, describe(error))
+        return default
 
 
 def number_loader(loader: object, worker_id: int) -> None:

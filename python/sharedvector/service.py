@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from sharedvector._plan import Plan
 from sharedvector._reign import BootstrapInterrupted, Reign
@@ -52,7 +52,7 @@ class ProducerService:
         source_size: how many sources there are.
         slot_count: chunks to keep in shared memory.
         chunk_size: largest chunk, in bytes.
-        num_producers: worker processes; not more than there are slots.
+        num_producers: workers; not more than there are slots.
         sleep_seconds: pause after a source that gave nothing. While nobody reads, the pool
             replaces one chunk every ten pauses.
         producer_join_timeout: seconds that workers may take to end before they are killed.
@@ -61,8 +61,9 @@ class ProducerService:
         lock_dir: directory of the coordination files; None takes ``$SHAREDVECTOR_LOCK_DIR``, else
             /dev/shm.
         log_level: of the producers' log on standard error.
-        spare_buffers: buffers beyond the slots; None: one per worker, at most an eighth of the
-            slots.
+        spare_buffers: buffers beyond the slots; None: one per worker (as many as the loader's
+            ``buffers_at_once``, if it has that), at most an eighth of the slots.
+        producer_kind: "process", "thread", or "auto", as in `ProducerSpec`.
 
     Raises:
         ValueError: a value that no pool can have.
@@ -83,6 +84,7 @@ class ProducerService:
         lock_dir: Path | str | None = None,
         log_level: int = logging.INFO,
         spare_buffers: int | None = None,
+        producer_kind: Literal["auto", "process", "thread"] = "auto",
     ) -> None:
         self._paths = PoolPaths.for_name(name, lock_dir)
         self._plan = Plan(
@@ -95,6 +97,7 @@ class ProducerService:
             sleep_seconds=sleep_seconds,
             join_timeout=producer_join_timeout,
             spare_buffers=spare_buffers,
+            producer_kind=producer_kind,
             log_level=log_level,
         )
         self._wanted_generation = generation

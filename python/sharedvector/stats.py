@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharedvector import _core
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -45,6 +47,10 @@ class PoolStats:
         slot_last_reads_max: the largest of them.
         slots_never_replaced: slots that still hold their first chunk.
         slot_pending_reads_mean: mean over the slots of the reads of the current chunk so far.
+        loads_direct: volumes that a Zarr loader has read and decoded by itself.
+        loads_zarr: volumes that it has read through zarr-python.
+        loads_tensorstore: volumes that it has read through TensorStore.
+        missing_chunks: Zarr chunks that were not stored, and so were fill values.
     """
 
     replace_events: int
@@ -64,6 +70,10 @@ class PoolStats:
     slot_last_reads_max: int
     slots_never_replaced: int
     slot_pending_reads_mean: float
+    loads_direct: int = 0
+    loads_zarr: int = 0
+    loads_tensorstore: int = 0
+    missing_chunks: int = 0
 
     def as_dict(self, prefix: str = "sharedvector/") -> dict[str, int | float]:
         """Return every field under ``prefix + name``, as Python ``int`` and ``float`` only."""
@@ -108,6 +118,10 @@ def collect_stats(vector: SharedVector) -> PoolStats:
         slot_last_reads_max=_max(latest),
         slots_never_replaced=int(np.count_nonzero(writes <= 1)),
         slot_pending_reads_mean=_mean(vector.read_counts()),
+        loads_direct=vector.counter_add(_core.COUNTER_DIRECT, 0),
+        loads_zarr=vector.counter_add(_core.COUNTER_ZARR, 0),
+        loads_tensorstore=vector.counter_add(_core.COUNTER_TENSORSTORE, 0),
+        missing_chunks=vector.counter_add(_core.COUNTER_MISSING, 0),
     )
 
 

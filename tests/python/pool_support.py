@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sharedvector import Chunk, ProducerSpec, SharedVector, no_meta
+from sharedvector.producer import Producer
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 60.0  # seconds for one child process
@@ -150,6 +152,122 @@ class Unloadable(Constant):
 
 def _cannot_be_made() -> None:
     raise ModuleNotFoundError("No module named 'left_at_home'")
+
+
+class Into(Constant):
+    """Source ``i`` gives ``chunks`` chunks full of ``i + 1``, ``at_once`` of them at the same time.
+
+    Each chunk's metadata are its place and whether its array was made on the heap.
+    """
+
+    def __init__(self, sources: int = 8, chunks: int = 4, at_once: int = 4, **more: Any) -> None:
+        super().__init__(sources, **more)
+        self.chunks, self.buffers_at_once = chunks, at_once
+
+    def load_into(self, source_index: int, allocate: Any) -> Iterator[Chunk]:
+        for begin in range(0, self.chunks, self.buffers_at_once):
+            arrays = [allocate(self.shape) for _ in range(self.buffers_at_once)]
+            for place, array in enumerate(arrays, begin):
+                time.sleep(self.delay)
+                array.fill(source_index + 1)
+                yield Chunk(array, np.array([place, array.flags.owndata], float))
+
+
+class Holder(Into):
+    """At its third source, when eight slots are filled, it takes two buffers and keeps them."""
+
+    calls = 0
+
+    def load_into(self, source_index: int, allocate: Any) -> Iterator[Chunk]:
+        self.calls += 1
+        if self.calls == 3:
+            held = [allocate(self.shape) for _ in range(2)]
+            time.sleep(120)
+            del held
+        return super().load_into(source_index, allocate)
+
+
+class Threaded(Noisy):
+    """Says that threads are good enough; chunks tell the worker, its process and its thread."""
+
+    releases_gil = True
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        time.sleep(0.01)
+        told = np.zeros(self.shape, self.dtype)
+        told.flat[:3] = self.worker_id, os.getpid() % 10_000, threading.get_native_id() % 10_000
+        return [Chunk(told, no_meta())]
+
+
+class OneWalksOut(Threaded):
+    """In its second worker it ends at the third chunk, by something that is meant to."""
+
+    calls = 0
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        self.calls += 1
+        if self.worker_id == 1 and self.calls == 3:
+            raise KeyboardInterrupt("enough")
+        return super().__call__(source_index)
+
+
+class OneHangs(Threaded):
+    """In its second worker it hangs at the third chunk."""
+
+    calls = 0
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        self.calls += 1
+        if self.worker_id == 1 and self.calls == 3:
+            time.sleep(120)
+        return super().__call__(source_index)
+
+
+class Limits(Constant):
+    """Tells which thread limits its process has."""
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLOSC_NTHREADS")
+        limits = [float(os.environ.get(name, -1)) for name in names]
+        return [Chunk(np.array(limits, "float32"), no_meta())]
+
+
+class Running:
+    """A producer in a thread, ended with the block; `events` is what it reported."""
+
+    def __init__(self, vector: SharedVector, loader: Any, **settings: Any) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._stop = threading.Event()
+        size = settings.pop("source_size", 8)
+        self.producer = Producer(
+            vector,
+            loader,
+            size,
+            1,
+            self._stop.is_set,
+            report=self.events.append,
+            **{"sleep_seconds": 0.0, **settings},
+        )
+        self._thread = threading.Thread(target=self.producer.run, daemon=True)
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+def counter(vector: SharedVector, which: int) -> int:
+    """One of the pool's counters."""
+    return vector.counter_add(which, 0)
+
+
+def claims(vector: SharedVector, *, live: bool = True) -> int:
+    """Buffers that are being filled, by processes that live (or by dead ones)."""
+    return sum(row["claims"] for row in vector.rows() if row["live"] == live)
 
 
 def spec(loader: Any = None, **settings: Any) -> ProducerSpec:

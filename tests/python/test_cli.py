@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool_support import HERE, Constant, files, refreshes, spec, unique, wait_for
+from pool_support import HERE, Constant, children, files, refreshes, spec, unique, wait_for
 
 from sharedvector import NumpyLoader, SharedVector, ensure_pool, remove_shared_memory
 from sharedvector.cli import (
@@ -90,7 +90,7 @@ def test_owns_a_pool_until_it_is_told_to_end() -> None:
     arguments = [
         *producer_arguments(name),
         *("--loader-args", '{"dtype": "int16", "sources": 3}', "--dtype", "int16"),
-        *("--spare-buffers", "3", "--sleep-seconds", "0.001"),
+        *("--spare-buffers", "3", "--sleep-seconds", "0.001", "--producer-kind", "thread"),
     ]
     process = subprocess.Popen(
         command(*arguments),
@@ -105,6 +105,8 @@ def test_owns_a_pool_until_it_is_told_to_end() -> None:
             assert (vector.dtype, vector.spare_buffers) == ("int16", 3)
             assert vector.chunk_size == int(0.01 * 2**20)
             assert refreshes(vector)
+            (supervisor,) = children(process.pid)
+            assert len(children(supervisor)) == 1  # two workers, one process
             busy = run(command(*producer_arguments(name)))
             assert busy.returncode == EXIT_BUSY == 2
             assert f"process {process.pid}" in busy.stderr

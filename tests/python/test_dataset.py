@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from core_support import in_child
+from pool_support import run
 
 from sharedvector import coordination
 from sharedvector.loaders import resolve_numpy_dtype
@@ -22,9 +24,17 @@ from sharedvector.vector import PoolStalledError, SharedVector, remove_shared_me
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.utils.data import DataLoader  # noqa: E402
+
+from sharedvector import _batch, _collate  # noqa: E402
 from sharedvector.dataset import SharedMemoryDataset  # noqa: E402
 
 Fill = Callable[..., SharedVector]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_batch, "SMALL_BYTES", 1)
 
 
 @pytest.fixture
@@ -70,7 +80,9 @@ def doubled(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "data": item["data"] * 2}
 
 
-def test_items(name: str, fill: Fill) -> None:
+@pytest.mark.parametrize("small_bytes", [1, 1 << 20])
+def test_items(name: str, fill: Fill, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
+    monkeypatch.setattr(_batch, "SMALL_BYTES", small_bytes)
     vector = fill(chunks(), [[1, 2, 3.5], None, (4,), None])
     data = dataset(name, 4)
     assert (len(data), data.name) == (4, name)
@@ -132,7 +144,16 @@ def test_transforms_in_order(name: str, fill: Fill) -> None:
     ]
     + [(">i2", "int16"), (">f4", "float32"), (">u4", "uint32"), (">c8", "complex64")],
 )
-def test_numpy_dtypes(name: str, fill: Fill, dtype: str, wanted: str) -> None:
+@pytest.mark.parametrize("small_bytes", [1, 1 << 20])
+def test_numpy_dtypes(
+    name: str,
+    fill: Fill,
+    dtype: str,
+    wanted: str,
+    monkeypatch: pytest.MonkeyPatch,
+    small_bytes: int,
+) -> None:
+    monkeypatch.setattr(_batch, "SMALL_BYTES", small_bytes)
     values = np.array([[0, 1], [100, 77]]).astype(dtype)
     fill([values], dtype=dtype)
     tensor = dataset(name, 1)[0]["data"]
@@ -140,8 +161,12 @@ def test_numpy_dtypes(name: str, fill: Fill, dtype: str, wanted: str) -> None:
     assert np.array_equal(tensor.numpy(), values[None])
 
 
+@pytest.mark.parametrize("small_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_extension_dtypes(name: str, fill: Fill, dtype: str) -> None:
+def test_extension_dtypes(
+    name: str, fill: Fill, dtype: str, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    monkeypatch.setattr(_batch, "SMALL_BYTES", small_bytes)
     pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
     values = np.array([[0, 1.5], [-2, 28]]).astype(resolve_numpy_dtype(dtype))
     fill([values], dtype=dtype)
@@ -277,6 +302,7 @@ def test_data_loader_workers(name: str, fill: Fill, tmp_path: Path, method: str)
                 seen = []
                 for batch in loader:
                     assert batch["data"].shape == (2, 1, 2, 3), batch["data"].shape
+                    assert batch["data"].is_shared()
                     assert (batch["data"] == batch["spacing"].view(2, 1, 1, 1)).all()
                     seen += batch["spacing"].flatten().tolist()
                 assert sorted(seen) == list(range(8)), seen
@@ -289,6 +315,327 @@ def test_data_loader_workers(name: str, fill: Fill, tmp_path: Path, method: str)
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert [vector.get_chunk_ref_count(k) for k in range(8)] == [0] * 8
+
+
+# ---- batches ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the lists of tensors that torch had to stack: none when items became the batch."""
+    sizes: list[int] = []
+    stack = _collate._stack
+
+    def counting(batch: Any, **kwargs: Any) -> Any:
+        sizes.append(len(batch))
+        return stack(batch, **kwargs)
+
+    monkeypatch.setattr(_collate, "_stack", counting)
+    return sizes
+
+
+def batches(data: Any, size: int = 4, **kwargs: Any) -> list[dict[str, Any]]:
+    return list(DataLoader(data, batch_size=size, **kwargs))
+
+
+def values(batch: dict[str, Any]) -> list[float]:
+    """The value of each item, which must be the same all over it."""
+    data = batch["data"].reshape(len(batch["data"]), -1)
+    assert bool((data == data[:, :1]).all())
+    return data[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def test_getitems_are_items(name: str, fill: Fill) -> None:
+    vector = fill(chunks(), [[1, 2, 3.5], None, (4,), None])
+    data = dataset(name, 4, transforms=[plus_one])
+    items = data.__getitems__([2, 0, np.int64(3), 0, -1])
+    assert [item["data"].unique().tolist() for item in items] == [[3], [1], [4], [1], [4]]
+    assert [set(item) for item in items] == [set(data[k]) for k in (2, 0, 3, 0, 3)]
+    assert items[1]["spacing"].tolist() == [1, 2, 3.5]
+    for item in dataset(name, 4).__getitems__([0, 1]):
+        assert item["data"].shape == (1, 2, 3, 4) and item["data"].is_contiguous()
+        assert item["data"].untyped_storage().nbytes() == item["data"].nbytes
+    assert vector.read_counts().tolist() == [2 + 2 + 1, 1, 1 + 1, 2 + 2]
+    assert data.__getitems__([]) == []
+
+
+def test_getitems_bad_indices(name: str, fill: Fill) -> None:
+    vector = fill(chunks())
+    data = dataset(name, 4)
+    for index in (4, -5):
+        with pytest.raises(IndexError):
+            data.__getitems__([0, index])
+    with pytest.raises(TypeError):
+        data.__getitems__([0, "a"])  # type: ignore[list-item]
+    assert vector.read_counts().tolist() == [0] * 4
+
+
+def test_unchanged_items_are_the_batch(name: str, fill: Fill, stacked: list[int]) -> None:
+    vector = fill(chunks(8), [[k] for k in range(8)])
+    got = batches(dataset(name, 8))
+    assert [values(batch) for batch in got] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [batch["spacing"].flatten().tolist() for batch in got] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert stacked == [4, 4]  # the metadata
+    assert got[0]["data"].shape == (4, 1, 2, 3, 4) and type(got[0]["data"]) is torch.Tensor
+    assert got[0]["data"].untyped_storage().nbytes() == got[0]["data"].nbytes
+    got[0]["data"].zero_()
+    assert [values(batch) for batch in batches(dataset(name, 8))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert vector.read_counts().tolist() == [2] * 8
+
+
+def test_batches_that_are_kept_stay(name: str, fill: Fill, stacked: list[int]) -> None:
+    vector = fill(chunks(8))
+    data = dataset(name, 8)
+    kept = [batch for _ in range(5) for batch in batches(data)]
+    assert [values(batch) for batch in kept] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 5
+    assert len({batch["data"].data_ptr() for batch in kept}) == 10
+    vector.close()
+    del data
+    remove_shared_memory(name)
+
+    def child() -> None:
+        assert values(kept[3]) == [4, 5, 6, 7]
+        kept[3]["data"].zero_()
+
+    assert in_child(child) == 0
+    assert values(kept[3]) == [4, 5, 6, 7]
+    assert stacked == []
+
+
+def test_memory_of_dropped_batches_is_used_again(name: str, fill: Fill) -> None:
+    fill(chunks(8))
+    loader = DataLoader(dataset(name, 8), batch_size=4)
+    addresses = {batch["data"].data_ptr() for _ in range(6) for batch in loader}
+    assert len(addresses) == 2  # the one in use and the next
+
+
+def test_subset_and_small_last_batch(name: str, fill: Fill, stacked: list[int]) -> None:
+    fill(chunks(8))
+    data = torch.utils.data.Subset(dataset(name, 8), [7, 1, 6, 2, 2])
+    assert [values(batch) for batch in batches(data, 3)] == [[7, 1, 6], [2, 2]]
+    assert stacked == []
+
+
+def test_change_in_place_stays_in_its_item(name: str, fill: Fill, stacked: list[int]) -> None:
+    vector = fill(chunks())
+
+    def negate_odd(item: dict[str, Any]) -> dict[str, Any]:
+        if item["data"][0, 0, 0, 0] % 2:
+            item["data"].neg_()
+        return item
+
+    data = dataset(name, 4, transforms=[negate_odd])
+    (batch,) = batches(data)
+    assert values(batch) == [0, -1, 2, -3]
+    assert stacked == []
+    items = data.__getitems__([1, 1, 2])
+    assert [item["data"].unique().tolist() for item in items] == [[-1], [-1], [2]]
+    assert [np.unique(vector.get(k)).tolist() for k in range(4)] == [[0], [1], [2], [3]]
+
+
+def cast(item: dict[str, Any]) -> dict[str, Any]:
+    return {"data": item["data"].double()}
+
+
+def crop(item: dict[str, Any]) -> dict[str, Any]:
+    return {"data": item["data"][:, :, 1:3, :2]}
+
+
+def swap(item: dict[str, Any]) -> dict[str, Any]:
+    return {"data": item["data"].transpose(1, 2)}
+
+
+def rewrap(item: dict[str, Any]) -> dict[str, Any]:
+    return {"data": item["data"].as_subclass(torch.nn.Parameter), "copy": item["data"]}
+
+
+def learn(item: dict[str, Any]) -> dict[str, Any]:
+    return {"data": item["data"].requires_grad_()}
+
+
+def to_tuple(item: dict[str, Any]) -> Any:
+    return item["data"], 1
+
+
+@pytest.mark.parametrize("transform", [plus_one, doubled, cast, crop, swap, rewrap, learn])
+def test_other_transforms_are_stacked(
+    name: str, fill: Fill, stacked: list[int], transform: Any
+) -> None:
+    fill([np.arange(24, dtype=np.float32).reshape(2, 3, 4) + k for k in range(4)])
+    data = dataset(name, 4, transforms=[transform])
+    (batch,) = batches(data)
+    wanted = [data[k]["data"] for k in range(4)]
+    assert batch["data"].dtype == wanted[0].dtype
+    assert torch.equal(batch["data"], torch.stack(wanted))
+    assert stacked
+
+
+def test_tuples(name: str, fill: Fill) -> None:
+    fill(chunks())
+    (batch,) = batches(dataset(name, 4, transforms=[to_tuple]))
+    assert values({"data": batch[0]}) == [0, 1, 2, 3] and batch[1].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda tensor: tensor,
+        lambda tensor: tensor[0, :1],
+        lambda tensor: tensor.detach(),
+        lambda tensor: tensor.numpy(),
+        lambda tensor: torch.utils.dlpack.to_dlpack(tensor),
+        lambda tensor: tensor.untyped_storage(),
+        lambda tensor: [[tensor]],
+    ],
+)
+def test_who_remembers_an_item_keeps_it(
+    name: str, fill: Fill, stacked: list[int], look: Any
+) -> None:
+    fill(chunks())
+    kept: list[Any] = []
+
+    def remember(item: dict[str, Any]) -> dict[str, Any]:
+        if item["data"][0, 0, 0, 0] == 2:
+            kept.append(look(item["data"]))
+        return item
+
+    (batch,) = batches(dataset(name, 4, transforms=[remember]))
+    assert values(batch) == [0, 1, 2, 3]
+    assert stacked == [4]
+    batch["data"].zero_()
+    (thing,) = kept
+    while isinstance(thing, list):
+        (thing,) = thing
+    if "capsule" in repr(type(thing)).lower():
+        thing = torch.utils.dlpack.from_dlpack(thing)
+    if isinstance(thing, torch.UntypedStorage):
+        thing = torch.empty(0).set_(thing)  # type: ignore[call-overload]
+    assert np.unique(np.asarray(thing)).tolist() == [2]
+
+
+def test_own_collate_function_has_its_items(name: str, fill: Fill) -> None:
+    fill(chunks())
+
+    def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = dict(torch.utils.data.default_collate(items))
+        batch["data"].zero_()
+        batch["again"] = torch.utils.data.default_collate(items)["data"]
+        batch["items"] = [item["data"] for item in reversed(items)]
+        return batch
+
+    (batch,) = batches(dataset(name, 4), collate_fn=collate)
+    assert values(batch) == [0, 0, 0, 0]
+    assert values({"data": batch["again"]}) == [0, 1, 2, 3]
+    assert [int(item.unique()) for item in batch["items"]] == [3, 2, 1, 0]
+
+
+def test_other_orders_are_stacked(name: str, fill: Fill, stacked: list[int]) -> None:
+    fill(chunks())
+
+    class Reversed(torch.utils.data.Dataset[Any]):
+        inner = dataset(name, 4)
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return self.inner.__getitems__(indices)[::-1]
+
+    assert [values(batch) for batch in batches(Reversed())] == [[3, 2, 1, 0]]
+    assert [values(batch) for batch in batches(Reversed(), 1)] == [[0], [1], [2], [3]]
+    assert stacked == [4]
+
+
+def test_subclass_with_items_of_its_own(name: str, fill: Fill) -> None:
+    fill(chunks())
+
+    class Labelled(SharedMemoryDataset):
+        def __getitem__(self, index: Any) -> dict[str, Any]:
+            return {**super().__getitem__(index), "label": int(index) * 10}
+
+    (batch,) = batches(Labelled(name, 4, ready_timeout=5.0, strict=False))
+    assert values(batch) == [0, 1, 2, 3] and batch["label"].tolist() == [0, 10, 20, 30]
+
+
+def test_chunks_of_different_shapes(name: str, fill: Fill) -> None:
+    fill([np.full((k + 1, 2), k, np.float32) for k in range(4)])
+    (items,) = batches(dataset(name, 4), collate_fn=list)
+    assert [tuple(item["data"].shape) for item in items] == [(1, k + 1, 2) for k in range(4)]
+    assert [item["data"].unique().tolist() for item in items] == [[0], [1], [2], [3]]
+    with pytest.raises(RuntimeError, match="equal size"):
+        batches(dataset(name, 4))
+
+
+def test_shape_that_changes_meanwhile(name: str, fill: Fill) -> None:
+    vector = fill(chunks())
+    data = dataset(name, 4)
+    attached = data._attached
+    assert attached is not None
+
+    class Late:
+        """Another shape arrives between the look at the shapes and the copy."""
+
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute == "gather_with_meta":
+                vector.replace(2, np.full((5,), 9, np.float32))
+            return getattr(attached.vector, attribute)
+
+    data._attached = attached._replace(vector=Late())  # type: ignore[arg-type]
+    items = data.__getitems__([0, 1, 2, 3])
+    assert [tuple(item["data"].shape[1:]) for item in items] == [(2, 3, 4)] * 2 + [(5,), (2, 3, 4)]
+    assert [item["data"].unique().tolist() for item in items] == [[0], [1], [9], [3]]
+
+
+@pytest.mark.parametrize("dtype", [">i2", ">c8", "bool", "bfloat16", "float8_e5m2", "uint16"])
+def test_batches_of_other_dtypes(name: str, fill: Fill, stacked: list[int], dtype: str) -> None:
+    if dtype.startswith(("bf", "float8")):
+        pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    made = resolve_numpy_dtype(dtype)
+    fill([np.array([[0, 1], [k, 2]]).astype(made) for k in range(3)], dtype=made)
+    data = dataset(name, 3)
+    (batch,) = batches(data)
+    items = [data[k]["data"] for k in range(3)]
+    assert batch["data"].dtype == items[0].dtype
+    got = [tensor.to(torch.complex64).tolist() for tensor in batch["data"]]
+    assert got == [item.to(torch.complex64).tolist() for item in items]
+    assert stacked == []
+
+
+def test_odd_shapes_in_batches(name: str, fill: Fill) -> None:
+    shapes: list[tuple[int, ...]] = [(), (0, 3), (5,), (1, 2, 1, 2, 1, 2)]
+    fill([np.full(shape, k, np.float32) for k, shape in enumerate(shapes) for _ in range(2)])
+    for batch, shape in zip(batches(dataset(name, 8), 2), shapes, strict=True):
+        assert tuple(batch["data"].shape) == (2, 1, *shape)
+
+
+def test_items_pin_nothing(name: str) -> None:
+    """One spare buffer is enough for any batch: the writer never waits for items."""
+    with SharedVector(name, chunk_size=4096, slot_count=4, spare_buffers=1) as vector:
+        for chunk in chunks():
+            vector.append(chunk)
+        data = dataset(name, 4)
+        kept = []
+        for turn in range(20):
+            kept += data.__getitems__([0, 1, 2, 3])
+            for slot in range(4):
+                vector.replace(slot, np.full((2, 3, 4), turn, np.float32), timeout=5.0)
+        assert [vector.get_chunk_ref_count(slot) for slot in range(4)] == [0] * 4
+        assert [int(item["data"].unique()) for item in kept[-4:]] == [18] * 4
+        assert [int(item["data"].unique()) for item in kept[:4]] == [0, 1, 2, 3]
+
+
+def test_without_torch_internals_batches_are_stacked(name: str, fill: Fill) -> None:
+    fill(chunks())
+    status, out, err = run(f"""
+        import torch
+        del torch._C._storage_Use_Count
+        from torch.utils.data import DataLoader
+        from sharedvector.dataset import SharedMemoryDataset
+        data = SharedMemoryDataset({name!r}, 4, ready_timeout=20, strict=False)
+        for batch in DataLoader(data, batch_size=4):
+            print(batch["data"].flatten(1).unique(dim=1).flatten().tolist())
+        """)
+    assert (status, out, err) == (0, "[0.0, 1.0, 2.0, 3.0]\n", "")
 
 
 def test_missing_torch_is_said() -> None:

@@ -145,7 +145,7 @@ def test_core_works_with_the_lowest_numpy_alone(bare_python: Path) -> None:
         "for heavy in ('torch', 'zarr', 'tqdm'):\n"
         "    assert heavy not in sys.modules, heavy\n"
         "for public in sharedvector.__all__:\n"
-        "    if public != 'SharedMemoryDataset':\n"
+        "    if public not in ('SharedMemoryDataset', 'PoolLoader'):\n"
         "        getattr(sharedvector, public)\n"
         f"vec = sharedvector.SharedVector({name!r}, chunk_size=4096, slot_count=2)\n"
         "vec.append(numpy.arange(6, dtype='float32').reshape(2, 3), meta=[1.0, 2.0])\n"

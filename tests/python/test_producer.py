@@ -11,12 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool_support import AllBad, Constant, Empty, Noisy, OneBad, unique, wait_for
+from pool_support import (
+    AllBad,
+    Constant,
+    Empty,
+    Noisy,
+    OneBad,
+    Running,
+    counter,
+    unique,
+    wait_for,
+)
 
 from sharedvector import Chunk, SharedVector, _core, no_meta, remove_shared_memory
 from sharedvector.producer import (
     FailureLog,
-    Producer,
     describe,
     number_loader,
     producer_worker,
@@ -28,38 +37,6 @@ def vector() -> Iterator[SharedVector]:
     made = SharedVector(unique("pr"), chunk_size=4096, slot_count=8, spare_buffers=1)
     yield made
     remove_shared_memory(made.name)
-
-
-class Running:
-    """A producer in a thread, ended with the block; `events` is what it reported."""
-
-    def __init__(self, vector: SharedVector, loader: Any, **settings: Any) -> None:
-        self.events: list[dict[str, Any]] = []
-        self._stop = threading.Event()
-        size = settings.pop("source_size", 8)
-        self.producer = Producer(
-            vector,
-            loader,
-            size,
-            1,
-            self._stop.is_set,
-            report=self.events.append,
-            **{"sleep_seconds": 0.0, **settings},
-        )
-        self._thread = threading.Thread(target=self.producer.run, daemon=True)
-
-    def __enter__(self) -> Running:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
-
-def counter(vector: SharedVector, which: int) -> int:
-    return vector.counter_add(which, 0)
 
 
 # ---- order of sources --------------------------------------------------------------------------
@@ -98,6 +75,15 @@ def test_fills_then_refreshes_and_says_from_where(vector: SharedVector) -> None:
 def test_every_slot_gets_its_turn_when_nobody_reads(vector: SharedVector) -> None:
     with Running(vector, Constant()):
         wait_for(lambda: bool((vector.write_counts() >= 3).all()) and len(vector) == 8)
+    counts = vector.write_counts()
+    assert counts.max() - counts.min() <= 1
+
+
+def test_no_slot_is_left_out_while_the_brake_looks_around(vector: SharedVector) -> None:
+    # It looks for what was read twice for each chunk that it replaces, and there are eight slots.
+    with Running(vector, Constant(), sleep_seconds=0.002):
+        wait_for(lambda: len(vector) == 8)
+        wait_for(lambda: bool((vector.write_counts() >= 4).all()))
     counts = vector.write_counts()
     assert counts.max() - counts.min() <= 1
 

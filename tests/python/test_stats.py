@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from sharedvector import _core
 from sharedvector.stats import PoolStats, collect_stats, stats_capacity_for
 from sharedvector.vector import SharedVector, remove_shared_memory
 
@@ -22,6 +23,10 @@ INTS = {
     "slots",
     "slot_last_reads_max",
     "slots_never_replaced",
+    "loads_direct",
+    "loads_zarr",
+    "loads_tensorstore",
+    "missing_chunks",
 }
 
 
@@ -36,6 +41,10 @@ class Counters:
         "sample_count": 10,
         "sample_capacity": 10,
     }
+
+    def counter_add(self, counter: int, amount: int) -> int:
+        assert amount == 0  # looking changes nothing
+        return 100 + counter
 
     def read_counts(self) -> np.ndarray:
         return np.array([2, 2, 6, 16, 3, 6, 0, 0, 0], np.uint64)
@@ -81,6 +90,10 @@ def test_known_counters_give_known_figures() -> None:
             "slot_last_reads_max": 2,
             "slots_never_replaced": 1,
             "slot_pending_reads_mean": 35 / 9,
+            "loads_direct": 100 + _core.COUNTER_DIRECT,
+            "loads_zarr": 100 + _core.COUNTER_ZARR,
+            "loads_tensorstore": 100 + _core.COUNTER_TENSORSTORE,
+            "missing_chunks": 100 + _core.COUNTER_MISSING,
         }
     )
 

@@ -1,0 +1,321 @@
+"""How a producer's chunks get into the pool: decoded in their final place, or copied there.
+
+A worker may hold several buffers at once, and all workers share few spare ones. So that they never
+wait for each other in a circle, a worker waits for a buffer only while it holds none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sharedvector import _core
+from sharedvector.vector import InUseError, OutOfMemoryError, SharedVector
+from sharedvector.vector import MemoryError as TooLargeError
+
+BRAKE = 10  # pauses between two replacements while nobody reads, for all workers together
+_WRITE_TIMEOUT = 1.0  # seconds to wait for a free buffer before it counts as blocked
+_LOOK_AGAIN = 0.1  # sleep of the brake before it looks for readers again
+_LOOK_SHARE = 20  # that sleep is at least so many times what the look takes (many slots)
+
+
+class Stopped(BaseException):
+    """Raised where a worker is when it is told to stop; no loader should catch it."""
+
+
+class ChunkRefusedError(ValueError):
+    """The pool's settings rule a chunk out: its dtype or its size."""
+
+
+class Store:
+    """Where the chunks of one worker go: first into empty slots, then over read ones.
+
+    Args:
+        vector: the pool.
+        stop: asked between two steps.
+        brake: seconds between two replacements of this worker while nobody reads.
+        slot_count: slots that all workers together fill before they refresh.
+        slots: refresh only these, in turn; None: the whole pool, shared with other workers.
+
+    Attributes:
+        written: chunks stored so far.
+    """
+
+    def __init__(
+        self,
+        vector: SharedVector,
+        stop: Callable[[], bool],
+        brake: float,
+        slot_count: int,
+        slots: range | None = None,
+    ) -> None:
+        self.vector = vector
+        self.stop = stop
+        self.written = 0
+        self._brake = brake
+        self._slot_count = min(slot_count, vector.capacity)
+        self._slots = slots
+        self._turn = 0
+        self._last_write = time.monotonic()
+
+    def publish(self, reservation: _core.Reservation, meta: Any, source: int, epoch: int) -> bool:
+        """Make a filled buffer current; False when told to stop before that."""
+        while not self.stop():
+            slot = None
+            if not self._filling():
+                slot = self._next_slot()
+                if slot is None:
+                    break
+            try:
+                reservation.publish(slot, meta, source_index=source, source_epoch=epoch)
+            except OutOfMemoryError:
+                continue  # another worker has filled the last slot
+            return self._wrote()
+        return False
+
+    def copy(
+        self, data: np.ndarray[Any, Any], meta: Any, source: int, epoch: int, *, patient: bool
+    ) -> bool:
+        """Copy a chunk into the pool; False when told to stop before that.
+
+        Raises:
+            InUseError: no buffer is free, and not ``patient``.
+        """
+        while self._filling():
+            if self.stop():
+                return False
+            try:
+                self.vector.append(data, meta, source_index=source, source_epoch=epoch)
+            except OutOfMemoryError:
+                break
+            except InUseError:
+                # Other workers hold the last free buffers; soon these are slots.
+                if not patient:
+                    raise
+                continue
+            return self._wrote()
+        slot = self._next_slot()
+        while slot is not None and not self.stop():
+            try:
+                self.vector.replace(
+                    slot,
+                    data,
+                    meta,
+                    refuse=False,
+                    timeout=_WRITE_TIMEOUT if patient else 0.0,
+                    source_index=source,
+                    source_epoch=epoch,
+                )
+            except InUseError:
+                if not patient:
+                    raise
+                # Readers hold every spare buffer: the chunk waits for the first that comes back.
+                self.vector.count_blocked()
+                continue
+            return self._wrote()
+        return False
+
+    def reserve(self, shape: Any, *, patient: bool) -> _core.Reservation | None:
+        """Take a free buffer for an array of this shape; None when none is and not ``patient``.
+
+        Raises:
+            ChunkRefusedError: a buffer cannot hold such an array.
+            TypeError: it is no shape.
+            Stopped: told to stop.
+        """
+        while not self.stop():
+            try:
+                return self.vector.reserve(shape, timeout=_WRITE_TIMEOUT if patient else 0.0)
+            except InUseError:
+                if not patient:
+                    return None
+                # Other workers may hold the spare buffers for as long as nobody reads: that alone
+                # blocks nothing.
+                if any(row["pins"] for row in self.vector.rows()):
+                    self.vector.count_blocked()
+            except (TooLargeError, ValueError) as error:
+                raise ChunkRefusedError(
+                    f"{error}; make chunks smaller or chunk_size larger"
+                ) from error
+        raise Stopped
+
+    def _wrote(self) -> bool:
+        self._last_write = time.monotonic()
+        self.written += 1
+        return True
+
+    def _filling(self) -> bool:
+        return len(self.vector) < self._slot_count
+
+    def _next_slot(self) -> int | None:
+        """The slot to refresh, after the brake if nothing was read; None when told to stop."""
+        released = self._last_write + self._brake
+        while not self.stop():
+            began = time.monotonic()
+            slot = self._read_slot()
+            now = time.monotonic()
+            if slot is not None:
+                return slot
+            if now >= released:
+                return self._idle_slot()
+            time.sleep(min(released - now, max(_LOOK_AGAIN, _LOOK_SHARE * (now - began))))
+        return None
+
+    def _read_slot(self) -> int | None:
+        """A slot whose chunk has been read; None when there is none (among the next few)."""
+        if self._slots is None:
+            slot, unread = self.vector.refresh_next()
+            return None if unread else slot
+        slot = self._slots[self._turn % self._filled(self._slots)]
+        if not self.vector.get_chunk_read_count(slot):
+            return None
+        self._turn += 1
+        return slot
+
+    def _idle_slot(self) -> int:
+        """The next slot of the round that goes on while nothing is read."""
+        if self._slots is None:
+            # A round of its own, of all workers: each look for what was read moves the other one,
+            # by steps that may leave slots out for ever.
+            return self.vector.counter_add(_core.COUNTER_IDLE) % len(self.vector)
+        slot = self._slots[self._turn % self._filled(self._slots)]
+        self._turn += 1
+        return slot
+
+    def _filled(self, slots: range) -> int:
+        """How many slots of a range can be refreshed."""
+        return max(1, min(len(self.vector), slots.stop) - slots.start)
+
+
+class Landing:
+    """The chunks of one source on their way into the pool.
+
+    Args:
+        store: where they go.
+        source, epoch: where they come from.
+        stored: called after each chunk that has arrived.
+    """
+
+    def __init__(self, store: Store, source: int, epoch: int, stored: Callable[[], None]) -> None:
+        self._store = store
+        self._source = source
+        self._epoch = epoch
+        self._stored = stored
+        self._open: dict[int, tuple[_core.Reservation, tuple[int, ...]]] = {}  # by address
+        self._heap: dict[int, np.ndarray[Any, Any]] = {}  # by address
+        self._gone: set[int] = set()  # addresses of what was published
+        self._waiting: list[tuple[np.ndarray[Any, Any], Any]] = []  # for a free buffer
+        self._over = False
+
+    def allocate(self, shape: Any) -> np.ndarray[Any, Any]:
+        """Return a writable C-contiguous array of the pool's dtype, to be filled and given back.
+
+        Its memory is a buffer of the pool, or the heap when none is free and this worker holds
+        one. Only while it holds none does the call wait.
+
+        Args:
+            shape: of the array.
+
+        Raises:
+            ChunkRefusedError: larger than the pool's chunk_size, or no shape of an array.
+            TypeError: lengths that are no integers.
+            RuntimeError: the source has been loaded.
+            Stopped: the worker is told to stop.
+        """
+        if self._over:
+            raise RuntimeError("allocate() belongs to one call of load_into(), which is over")
+        reservation = self._store.reserve(shape, patient=not self._open)
+        if reservation is None:
+            array = np.empty(shape, self._store.vector.numpy_dtype)
+            self._heap[_address(array)] = array
+            return array
+        array = reservation.array
+        place = _address(array)
+        self._open[place] = reservation, array.shape
+        self._gone.discard(place)
+        return array
+
+    def take(self, chunk: Any) -> bool:
+        """Store a chunk; False when told to stop before that.
+
+        Raises:
+            ChunkRefusedError: the pool cannot hold it.
+            TypeError: it is no chunk.
+            ValueError: its metadata are wrong, or its array was given before.
+        """
+        data, meta = self._checked(chunk)
+        place = _address(data)
+        reservation, shape = self._open.get(place, (None, None))
+        if reservation is not None and data.shape == shape:
+            if not self._store.publish(reservation, meta, self._source, self._epoch):
+                return False
+            del self._open[place]
+            self._gone.add(place)
+            self._stored()
+            return self.drain()
+        if place in self._gone:
+            raise ValueError(
+                "an array from allocate() was given twice; once it is given it belongs to readers"
+            )
+        self._waiting.append((data, meta))
+        going_on = self.drain()
+        if self._waiting and self._waiting[-1][0] is data and place not in self._heap:
+            # The loader may use its memory again.
+            self._waiting[-1] = data.copy(), meta
+        return going_on
+
+    def drain(self) -> bool:
+        """Copy the chunks that wait for a buffer; False when told to stop before that.
+
+        While the source holds buffers, the rest goes on waiting until it has given them back.
+        """
+        while self._waiting:
+            data, meta = self._waiting.pop(0)
+            try:
+                patient = not self._open
+                if not self._store.copy(data, meta, self._source, self._epoch, patient=patient):
+                    return False
+            except InUseError:
+                self._waiting.insert(0, (data, meta))
+                return True
+            self._heap.pop(_address(data), None)
+            self._stored()
+        return True
+
+    def close(self) -> None:
+        """Give back what was allocated and has not been given to `take`."""
+        self._over = True
+        while self._open:
+            self._open.popitem()[1][0].cancel()
+        self._heap.clear()
+
+    def _checked(self, chunk: Any) -> tuple[np.ndarray[Any, Any], Any]:
+        """Data and meta of a chunk; ChunkRefusedError or TypeError if the pool cannot hold it."""
+        try:
+            data, meta = chunk
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"a loader should give a list of Chunk(data, meta), got a {type(chunk).__name__}"
+            ) from None
+        if not isinstance(data, np.ndarray):
+            raise TypeError(f"a chunk's data should be an array, got a {type(data).__name__}")
+        vector = self._store.vector
+        if data.dtype != vector.numpy_dtype:
+            raise ChunkRefusedError(
+                f"the chunk has dtype {data.dtype}, the pool {vector.dtype}; let the loader "
+                "convert it, or give the pool that dtype"
+            )
+        if data.nbytes > vector.chunk_size:
+            raise ChunkRefusedError(
+                f"the chunk of shape {data.shape} has {data.nbytes} bytes, the pool's chunk_size "
+                f"is {vector.chunk_size} bytes; make chunks smaller or chunk_size larger"
+            )
+        return data if data.flags.c_contiguous else data.copy(order="C"), meta
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    """Where an array's memory begins."""
+    return int(array.__array_interface__["data"][0])
