@@ -5,6 +5,7 @@
 # DATA=/path/db.zarr      database for `make demo` instead of the one it writes
 # TESTS=<paths and flags> what pytest is given by `make test` and `make check`
 # TORTURE_SECONDS=60, FUZZ_SECONDS=60   how long these two run; SEED=<n> repeats a run
+# BENCH_FLAGS='--quick --only get'   what is given to bench/run.py (--help lists it)
 # SHORT=1                 asan, tsan, valgrind, model: the short form that CI runs
 
 PYTHON ?= python3
@@ -35,7 +36,7 @@ help:
 	@echo 'make demo      train on a Zarr database of brain volumes, two ranks, one pool'
 	@echo 'make test      all tests: C (ctest) and Python (pytest)'
 	@echo 'make compare   the same calls on sharedvector 0.1.0 and on this one'
-	@echo 'make bench     get() and attach next to 0.1.0, as ratios'
+	@echo 'make bench     what it costs next to 0.1.0, to others and to the machine, as ratios'
 	@echo
 	@echo 'For developers:'
 	@echo 'make check     what every commit passes, under a minute: lint, C tests, fast Python tests'
@@ -89,6 +90,10 @@ $(VENV)/.lint-tools: requirements/lint.txt | $(VENV)/.test-tools
 	@$(PIP) install -qq -r $<
 	@touch $@
 
+$(VENV)/.bench-tools: requirements/bench.txt | $(VENV)/.build-tools
+	@$(PIP) install -qq -r $<
+	@touch $@
+
 # The package itself: the extension goes into .venv, Python files are used from the tree.
 $(VENV)/.package: $(BUILD_INPUTS) | $(VENV)/.build-tools
 	@echo 'building the extension'
@@ -106,8 +111,8 @@ test: $(VENV)/.demo-tools $(VENV)/.test-tools $(VENV)/.package
 compare: $(VENV)/.build-tools
 	@$(PY) tools/compare.py
 
-bench: $(VENV)/.build-tools
-	@$(PY) bench/bench_get.py
+bench: $(VENV)/.bench-tools
+	@$(PY) bench/run.py $(BENCH_FLAGS)
 
 # ---- for developers ----------------------------------------------------------------------------
 

@@ -71,13 +71,12 @@ def tree_digest() -> str:
     return digest.hexdigest()
 
 
-def environments() -> tuple[Path, Path]:
-    """Pythons of 0.1.0 and of this tree; made or brought up to date first."""
+def base() -> str:
+    """Make the environment whose packages the others see; returns what it was made for."""
     HOME.mkdir(parents=True, exist_ok=True)
-    (HOME / "setup.log").write_bytes(b"")
     index = os.environ.get("TORCH_INDEX")
-    base_wanted = "\n".join([sys.version, *PACKAGES, TORCH, index or ""])
-    if not fresh("base", base_wanted):
+    wanted = "\n".join([sys.version, *PACKAGES, TORCH, index or ""])
+    if not fresh("base", wanted):
         print(
             f"installing {TORCH} and {', '.join(PACKAGES)} into {HOME.relative_to(ROOT)} (torch: "
             "CPU builds about 200 MB, PyPI's default CUDA build about 3 GB; TORCH_INDEX=<url> "
@@ -87,18 +86,36 @@ def environments() -> tuple[Path, Path]:
         make("base", shared=False)
         pip("base", *(["--index-url", index] if index else []), TORCH)
         pip("base", *PACKAGES)
-        complete("base", base_wanted)
-    if not fresh("old", base_wanted + PEER):
-        print(f"installing {PEER} from PyPI", flush=True)
-        make("old", shared=True)
-        pip("old", "--no-deps", PEER)
-        complete("old", base_wanted + PEER)
-    new_wanted = base_wanted + tree_digest()
-    if not fresh("new", new_wanted):
+        complete("base", wanted)
+    return wanted
+
+
+def peer(name: str, requirement: str, *options: str) -> Path:
+    """Python of an environment with one more package of PyPI; RuntimeError if pip fails."""
+    wanted = base() + requirement
+    if not fresh(name, wanted):
+        print(f"installing {requirement} from PyPI", flush=True)
+        make(name, shared=True)
+        pip(name, *options, requirement)
+        complete(name, wanted)
+    return python_of(name)
+
+
+def this_tree() -> Path:
+    """Python of an environment with the package built from this tree."""
+    wanted = base() + tree_digest()
+    if not fresh("new", wanted):
         print("building and installing this tree", flush=True)
         make("new", shared=True)
         build = HOME / "cmake"
         shutil.rmtree(build, ignore_errors=True)
         pip("new", "--no-deps", "-C", f"build-dir={build}", ROOT)
-        complete("new", new_wanted)
-    return python_of("old"), python_of("new")
+        complete("new", wanted)
+    return python_of("new")
+
+
+def environments() -> tuple[Path, Path]:
+    """Pythons of 0.1.0 and of this tree; made or brought up to date first."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    (HOME / "setup.log").write_bytes(b"")
+    return peer("old", PEER, "--no-deps"), this_tree()
