@@ -478,7 +478,8 @@ SV_API SV_MUST_CHECK int sv_reserve(sv_segment *segment, uint64_t timeout_ns,
 /*
  * Say what the reserved buffer holds. `chunk->arrays[i].data` is NULL for arrays that were written
  * in place: array 0 at reservation->data, each next one on the next 64-byte boundary; other data is
- * copied there. SV_EINVAL, SV_ETOOBIG (nothing was written), SV_EFORKED.
+ * copied there, from 16 MiB on by several threads. SV_EINVAL, SV_ETOOBIG (nothing was written),
+ * SV_EFORKED.
  */
 SV_API SV_MUST_CHECK int sv_fill(sv_reservation *reservation, const sv_chunk *chunk, sv_error *err);
 

@@ -185,15 +185,21 @@ copy_run_part(void *context, uint64_t part)
 }
 
 void
-sv_copy(void *destination, const void *source, size_t size_bytes, uint32_t threads)
+svi_copy_parallel(void *to, const void *from, size_t bytes, bool stream, uint32_t threads)
 {
-    copy_work work = {destination, source, size_bytes, size_bytes, svi_copy_streams(size_bytes, 0)};
-    threads = svi_parallel_threads(threads, size_bytes, COPY_THREAD_BYTES);
+    copy_work work = {to, from, bytes, bytes, stream};
     uint64_t parts = 1;
     if (threads > 1) {
-        size_t wished = size_bytes / (threads * COPY_PARTS_PER_THREAD);
+        size_t wished = bytes / (threads * COPY_PARTS_PER_THREAD);
         work.each = wished / COPY_PAGE * COPY_PAGE;
-        parts = (size_bytes + work.each - 1) / work.each;
+        parts = (bytes + work.each - 1) / work.each;
     }
     svi_parallel(threads, parts, copy_run_part, &work);
+}
+
+void
+sv_copy(void *destination, const void *source, size_t size_bytes, uint32_t threads)
+{
+    svi_copy_parallel(destination, source, size_bytes, svi_copy_streams(size_bytes, 0),
+                      svi_parallel_threads(threads, size_bytes, COPY_THREAD_BYTES));
 }

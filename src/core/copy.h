@@ -15,6 +15,9 @@ bool svi_copy_streams(uint64_t bytes, uint64_t around);
 void svi_copy_block(void *to, const void *from, size_t bytes, bool stream);
 void svi_copy_fence(void);
 
+/* The same on up to `threads` threads, which it leaves with all stores ordered. */
+void svi_copy_parallel(void *to, const void *from, size_t bytes, bool stream, uint32_t threads);
+
 #ifdef SVI_TESTING
 extern bool svi_testing_avx2_only; /* leave the wider instructions out; x86-64 only */
 #endif

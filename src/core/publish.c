@@ -8,11 +8,13 @@
 #include "copy.h"
 #include "error.h"
 #include "os.h"
+#include "parallel.h"
 #include "reserve.h"
 #include "row.h"
 #include "stats.h"
 
 #define CLAIM_ATTEMPTS 2000
+#define PUBLISH_THREAD_BYTES (UINT64_C(8) << 20) /* at least so much for each further thread */
 
 /* ---- filling ------------------------------------------------------------------------------- */
 
@@ -77,10 +79,8 @@ static void
 publish_copy(const svi_mapping *m, void *to, const sv_array *from)
 {
     bool stream = svi_copy_streams(from->size_bytes, m->g.segment_bytes - m->g.off_payload);
-    svi_copy_block(to, from->data, from->size_bytes, stream);
-    if (stream) {
-        svi_copy_fence(); /* W5 */
-    }
+    uint32_t threads = svi_parallel_threads(0, from->size_bytes, PUBLISH_THREAD_BYTES);
+    svi_copy_parallel(to, from->data, from->size_bytes, stream, threads); /* fenced, W5 */
 }
 
 static void

@@ -1,6 +1,7 @@
 /* Writing: a free buffer is taken, filled unseen and made current by one word. */
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -508,10 +509,46 @@ statistics_follow_the_buffer_through_its_lives(void)
     world_drop(segment);
 }
 
+/* So large that several threads copy it; its size is no multiple of anything they share out. */
+static void
+a_large_chunk_arrives_whole(void)
+{
+    const uint64_t bytes = (UINT64_C(17) << 20) + 12;
+    sv_options options = world_options();
+    options.chunk_size = bytes;
+    options.itemsize = 4;
+    options.slot_count = 1;
+    sv_segment *segment = world_open(world_name("large"), &options, SV_OPEN_CREATE);
+    uint32_t *words = malloc(bytes);
+    sv_array array = {.data = words,
+                      .size_bytes = bytes,
+                      .itemsize = 4,
+                      .ndim = 1,
+                      .shape = {bytes / 4}};
+    sv_chunk chunk = {.arrays = &array, .array_count = 1};
+    for (uint32_t round = 1; round <= 3; round++) {
+        sv_view view;
+        for (uint64_t i = 0; i < bytes / 4; i++) {
+            words[i] = (uint32_t)i * 2654435761u + round;
+        }
+        uint32_t slot = 0;
+        EQ(round == 1 ? sv_append(segment, &chunk, &slot, NULL)
+                      : sv_replace(segment, 0, &chunk, 0, NULL),
+           0);
+        EQ(sv_pin(segment, 0, &view), 0);
+        EQ(memcmp(view.data, words, bytes), 0);
+        sv_unpin(&view);
+    }
+    free(words);
+    EQ(sv_check(segment, NULL), 0);
+    world_drop(segment);
+}
+
 int
 main(void)
 {
     world_begin(50);
+    RUN(a_large_chunk_arrives_whole);
     RUN(a_buffer_is_faulted_in_at_once);
     RUN(reserve_fill_publish);
     RUN(an_ended_reservation_refuses);
