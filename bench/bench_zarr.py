@@ -62,6 +62,7 @@ def measure(bench: Bench) -> Report:
         for title, name, aim in (
             ("decode(out=)", "decoding alone", at_least(0.9)),
             ("reading and decode(out=)", "reading and decoding alone", None),
+            ("decode(out=) into huge pages", "decoding alone into huge pages", None),
         ):
             report.lines.append(
                 Line(
@@ -113,11 +114,16 @@ def _layout(
             turns[title] = partial(_together, workers, "volumes.load", check=False)
             report.payload[title] = SLOT_BYTES
     if layout in ALONE:
-        for worker in decoders:
-            worker.call("volumes.start_decode", folder=str(folder))
-        for title, reading in (("decoding alone", False), ("reading and decoding alone", True)):
+        for part, worker in enumerate(decoders):
+            name = bench.name(f"decode-{part}-{folder.name}")
+            worker.call("volumes.start_decode", folder=str(folder), name=name)
+        for title, into, reading in (
+            ("decoding alone", "slots", False),
+            ("reading and decoding alone", "slots", True),
+            ("decoding alone into huge pages", "heap", False),
+        ):
             turns[f"{layout}, {title}"] = partial(
-                _processor, decoders, "volumes.decode", repeat=2, reading=reading
+                _processor, decoders, "volumes.decode", repeat=2, into=into, reading=reading
             )
     report.series |= interleave(bench.pick(15, 4), turns)
     for side, workers in sides.items():
@@ -126,6 +132,9 @@ def _layout(
         if layout == MEMORY:
             report.series[f"peak of the heap, {side}"] = [workers[0].call("volumes.memory")]
         workers[0].call("vectors.remove")
+    if layout in ALONE:
+        for worker in decoders:
+            worker.call("volumes.stop_decode")
 
 
 def _together(workers: list[Worker], call: str, **arguments: object) -> float:

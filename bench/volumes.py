@@ -135,8 +135,8 @@ def _check(state: dict[str, Any], source: int) -> None:
         raise RuntimeError(f"the slots differ from what zarr reads from {path}")
 
 
-def start_decode(state: dict[str, Any], folder: str) -> None:
-    """Encoded chunks in memory, and as much memory to decode them into as their slots have."""
+def start_decode(state: dict[str, Any], folder: str, name: str) -> None:
+    """Encoded chunks in memory, and places to decode them into: buffers of a pool, and the heap."""
     import zarr
     from numcodecs import Blosc, Zstd
 
@@ -145,18 +145,37 @@ def start_decode(state: dict[str, Any], folder: str) -> None:
     state["decoder"] = Blosc() if type(metadata.codecs[-1]).__name__ == "BloscCodec" else Zstd()
     state["files"] = [path / "c" / str(slab) / "0" / "0" for slab in range(SLABS)]
     state["encoded"] = [file.read_bytes() for file in state["files"]]
-    state["decoded"] = np.zeros((SLABS, SLICES, HEIGHT, WIDTH), np.int16)
-    decode(state, 1, reading=False)
+    shape = (SLICES, HEIGHT, WIDTH)
+    vector = sv.SharedVector(name, SLOT_BYTES, dtype="int16", slot_count=1, spare_buffers=SLABS)
+    buffers = [vector.reserve(shape) for _ in range(SLABS)]
+    # NumPy asks for huge pages for its memory; that of a pool has those that its mount has.
+    state["decoded"] = {
+        "slots": [buffer.array for buffer in buffers],
+        "heap": list(np.zeros((SLABS, *shape), np.int16)),
+    }
+    state.update(vector=vector, buffers=buffers, name=name)
     plain = np.asarray(zarr.open_array(path, mode="r")[: SLABS * SLICES])
-    if not np.array_equal(state["decoded"].reshape(plain.shape), plain):
-        raise RuntimeError(f"the decoded chunks differ from what zarr reads from {path}")
+    for into in state["decoded"]:
+        decode(state, 1, into)
+        if not np.array_equal(np.concatenate(state["decoded"][into]), plain):
+            raise RuntimeError(f"the decoded chunks differ from what zarr reads from {path}")
 
 
-def decode(state: dict[str, Any], repeat: int, reading: bool) -> float:
+def stop_decode(state: dict[str, Any]) -> None:
+    """Give the buffers and the segment back."""
+    del state["decoded"]
+    for buffer in state.pop("buffers"):
+        buffer.cancel()
+    state.pop("vector").close()
+    sv.remove_shared_memory(state.pop("name"))
+
+
+def decode(state: dict[str, Any], repeat: int, into: str, reading: bool = False) -> float:
     """Processor seconds per slot for decode(out=), or also reading the files into one buffer."""
     decoder = state["decoder"]
     buffer = bytearray(max(map(len, state["encoded"])))
-    chunks = list(zip(state["files"], state["encoded"], state["decoded"], strict=True)) * repeat
+    places = state["decoded"][into]
+    chunks = list(zip(state["files"], state["encoded"], places, strict=True)) * repeat
     start = time.process_time()
     for file, encoded, out in chunks:
         if reading:
