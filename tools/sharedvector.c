@@ -67,6 +67,26 @@ attach(const char *name, int *status)
     return segment;
 }
 
+/* Under the names that PoolStats has for them. */
+static void
+print_counters(sv_segment *segment)
+{
+    static const struct {
+        const char *name;
+        sv_counter counter;
+    } told[] = {{"loads_direct", SV_COUNTER_DIRECT},
+                {"loads_zarr", SV_COUNTER_ZARR},
+                {"loads_tensorstore", SV_COUNTER_TENSORSTORE},
+                {"missing_chunks", SV_COUNTER_MISSING},
+                {"sources_loaded", SV_COUNTER_LOADS},
+                {"sources_failed", SV_COUNTER_ERRORS},
+                {"sources_empty", SV_COUNTER_EMPTY},
+                {"restarts", SV_COUNTER_RESTARTS}};
+    for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) {
+        printf("%-17s  %" PRIu64 "\n", told[i].name, sv_counter_add(segment, told[i].counter, 0));
+    }
+}
+
 static void
 print_facts(const sv_segment *segment)
 {
@@ -79,25 +99,25 @@ print_facts(const sv_segment *segment)
     }
     sv_stats_get(segment, &stats);
     int retired = sv_retired_get(segment);
-    printf("name          %s/%s\n", info.directory, info.name);
-    printf("generation    %s\n", info.generation);
-    printf("dtype         %s, %u bytes\n", info.dtype, info.itemsize);
-    printf("slots         %u of %u filled, %u spare buffers\n", sv_size(segment), info.slot_count,
-           info.buffer_count - info.slot_count);
-    printf("chunk size    %" PRIu64 " bytes\n", info.chunk_size);
-    printf("memory        %.1f MiB, and %.1f KiB for each attached process\n",
+    printf("name               %s/%s\n", info.directory, info.name);
+    printf("generation         %s\n", info.generation);
+    printf("dtype              %s, %u bytes\n", info.dtype, info.itemsize);
+    printf("slots              %u of %u filled, %u spare buffers\n", sv_size(segment),
+           info.slot_count, info.buffer_count - info.slot_count);
+    printf("chunk size         %" PRIu64 " bytes\n", info.chunk_size);
+    printf("memory             %.1f MiB, and %.1f KiB for each attached process\n",
            mebibytes(info.segment_bytes), (double)info.row_bytes / 1024.0);
-    printf("owner         %s\n", owner_word(info.owned, (uint32_t)sv_owner_live(segment)));
+    printf("owner              %s\n", owner_word(info.owned, (uint32_t)sv_owner_live(segment)));
     if (retired > 0 && retired < 4) {
-        printf("refreshed     no: %s\n", reasons[retired]);
+        printf("refreshed          no: %s\n", reasons[retired]);
     }
-    printf("replaced      %" PRIu64 " chunks, %.2f reads each, at most %" PRIu64 "\n",
+    printf("replaced           %" PRIu64 " chunks, %.2f reads each, at most %" PRIu64 "\n",
            stats.replace_events,
            stats.replace_events == 0
                ? 0.0
                : (double)stats.reads_at_replace_total / (double)stats.replace_events,
            stats.reads_at_replace_max);
-    printf("blocked       %" PRIu64 " replaces\n", stats.blocked_replaces);
+    printf("blocked            %" PRIu64 " replaces\n", stats.blocked_replaces);
 }
 
 static int
@@ -124,6 +144,7 @@ static int
 command_info(sv_segment *segment)
 {
     print_facts(segment);
+    print_counters(segment);
     return print_rows(segment);
 }
 
@@ -163,14 +184,13 @@ command_remove(int count, char **names)
     return status;
 }
 
-static int
-usage(void)
+static void
+usage(FILE *to)
 {
-    (void)fprintf(stderr, "usage: sharedvector list\n"
-                          "       sharedvector info|recover|check NAME\n"
-                          "       sharedvector remove NAME...\n"
-                          "       sharedvector --version\n");
-    return 2;
+    (void)fprintf(to, "usage: sharedvector list\n"
+                      "       sharedvector info|recover|check NAME\n"
+                      "       sharedvector remove NAME...\n"
+                      "       sharedvector --version|--help\n");
 }
 
 int
@@ -183,6 +203,10 @@ main(int argc, char **argv)
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
         printf("sharedvector %s, segment format %d.%d\n", sv_version(), SV_FORMAT_MAJOR,
                SV_FORMAT_MINOR);
+        return 0;
+    }
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        usage(stdout);
         return 0;
     }
     if (argc == 2 && strcmp(argv[1], "list") == 0) {
@@ -202,5 +226,6 @@ main(int argc, char **argv)
             return status;
         }
     }
-    return usage();
+    usage(stderr);
+    return 2;
 }

@@ -17,6 +17,7 @@ _COMMANDS = """\
 commands:
   sharedvector-producer          own a pool and feed it (--help)
   sharedvector-spacing-manifest  collect the spacings of a Zarr database (--help)
+  sharedvector-zarr-verify       decode a Zarr database, name what is damaged (--help)
   python -m sharedvector list    the segments of this node
   python -m sharedvector info    one of them in detail
 """
@@ -79,11 +80,7 @@ def _info(paths: PoolPaths) -> int:
         ("owner", f"process {pid}" if alive else "none"),
         ("ready", read_marker(paths) == vector.generation),
         ("retired", vector.retired_reason or "no"),
-        ("sources", f"{_count(vector, _core.COUNTER_LOADS)} loaded, "
-                    f"{_count(vector, _core.COUNTER_ERRORS)} failed, "
-                    f"{_count(vector, _core.COUNTER_EMPTY)} empty"),
-        ("restarts", _count(vector, _core.COUNTER_RESTARTS)),
-    ]  # fmt: skip
+    ]
     facts += [(key, value) for key, value in collect_stats(vector).as_dict(prefix="").items()]
     for row in vector.rows():
         state = "alive" if row["live"] else "dead"
@@ -111,10 +108,6 @@ def _command(row: dict[str, Any]) -> str:
     if len(command) <= _WIDEST_COMMAND:
         return command
     return f"...{command[-_WIDEST_COMMAND:]}"
-
-
-def _count(vector: _core.Segment, counter: int) -> int:
-    return vector.counter_add(counter, 0)
 
 
 if __name__ == "__main__":

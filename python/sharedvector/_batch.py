@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["SMALL_BYTES", "BatchMemory", "Layout", "bytes_of", "shared_tensor"]
+__all__ = ["SMALL_BYTES", "BatchMemory", "Layout", "bytes_of", "check_meta_key", "shared_tensor"]
 
 # NumPy's and torch's names are the same for these; the unsigned ones from 16 bits on came with
 # torch 2.3, some float8 with later versions.
@@ -95,10 +95,10 @@ class BatchMemory:
         """A tensor whose elements are undefined. OSError or RuntimeError: there is no memory."""
         shape = tuple(shape)
         if self._pinned:
-            return torch.empty(shape, dtype=dtype, pin_memory=True)
+            return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
         size_bytes = math.prod(shape) * dtype.itemsize
         if size_bytes < SMALL_BYTES:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return _over(torch.from_numpy(self._lend(size_bytes)).untyped_storage(), shape, dtype)
 
     def _lend(self, size_bytes: int) -> NDArray[np.uint8]:
@@ -147,6 +147,12 @@ def shared_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return _over(storage, tuple(shape), dtype)
 
 
+def check_meta_key(meta_key: str) -> None:
+    """Raises ValueError for the key of the chunks: metadata would take their place."""
+    if meta_key == "data":
+        raise ValueError("meta_key should not be 'data', which is the key of the chunks")
+
+
 def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """The bytes of a tensor that has its storage to itself, as an array over the same memory."""
     storage = tensor.untyped_storage()
@@ -156,5 +162,5 @@ def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
 def _over(
     storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    made = torch.empty(0, dtype=dtype)
+    made = torch.empty(0, dtype=dtype, device="cpu")  # whatever torch.set_default_device says
     return made.set_(storage, 0, shape, torch.empty(shape, device="meta").stride())

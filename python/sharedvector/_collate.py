@@ -6,8 +6,9 @@ one for tensors is replaced here by one that looks whether the tensors are, in o
 stacked by torch as ever, which is always right.
 
 An item that lives on would share its memory with the batch. So items are handed over only when the
-DataLoader itself collates them, who drops them right after, and when nobody else (a transform that
-remembers its item, a view of it) refers to one of them.
+DataLoader itself collates them, who drops them right after, when each is a dict that holds its own
+tensor, and when nobody else (a transform that remembers its item, a view of it, a dataset around
+this one that keeps its lists) refers to the list, a dict, a tensor or its storage.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from types import CodeType
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ from sharedvector._batch import bytes_of
 
 __all__ = ["Batch"]
 
-_Holders = tuple[int, int, int, int]
+_Samples = list[dict[Any, Any]]
+_Holders = tuple[int, ...]
 
 
 class Batch:
@@ -39,10 +41,11 @@ class Batch:
         whole: the batch, shape (items, ...), alone in its storage.
     """
 
-    __slots__ = ("__array_interface__", "__weakref__", "whole")
+    __slots__ = ("__array_interface__", "__weakref__", "storages", "whole")
 
     def __init__(self, whole: torch.Tensor) -> None:
         self.whole = whole
+        self.storages: list[int] = []
         # NumPy takes the object for the owner of the memory: items keep it, and with it the batch.
         self.__array_interface__ = bytes_of(whole).__array_interface__
 
@@ -54,6 +57,9 @@ class Batch:
         """
         raw: NDArray[Any] = np.asarray(self).view(native).reshape(tuple(self.whole.shape))
         items = [torch.from_numpy(part).view(self.whole.dtype) for part in raw]
+        # Whoever makes another tensor over the memory of an item keeps its storage, so that no
+        # other one has its address.
+        self.storages = [item.untyped_storage()._cdata for item in items]
         if items:
             _batches[self.whole.data_ptr()] = self
         return items
@@ -63,23 +69,26 @@ class Batch:
 _batches: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
 
 
-def _holders(tensors: Sequence[torch.Tensor]) -> list[_Holders]:
-    """How many refer to each tensor and to its storage, in Python and below it."""
-    found = []
+def _holders(samples: _Samples, tensors: Sequence[torch.Tensor]) -> tuple[int, list[_Holders]]:
+    """How many refer to the list, to each dict, its tensor and its storage, in Python and below."""
+    found: list[_Holders] = []
     for place in range(len(tensors)):
         storage = tensors[place].untyped_storage()
         found.append(
             (
+                sys.getrefcount(samples[place]),
                 sys.getrefcount(tensors[place]),
+                weakref.getweakrefcount(tensors[place]),
                 tensors[place]._use_count(),  # type: ignore[attr-defined]
                 sys.getrefcount(storage),
                 torch._C._storage_Use_Count(storage._cdata),
             )
         )
-    return found
+    return sys.getrefcount(samples), found
 
 
-def _in_place(tensor: torch.Tensor, whole: torch.Tensor, place: int) -> bool:
+def _in_place(tensor: torch.Tensor, batch: Batch, place: int) -> bool:
+    whole = batch.whole
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
@@ -90,15 +99,27 @@ def _in_place(tensor: torch.Tensor, whole: torch.Tensor, place: int) -> bool:
         and tensor.device == whole.device
         and not (tensor.is_conj() or tensor.is_neg())
         and tensor.data_ptr() == whole.data_ptr() + place * tensor.nbytes
+        and tensor.untyped_storage()._cdata == batch.storages[place]
     )
 
 
-def _called_by(function: CodeType, caller: CodeType) -> bool:
-    """Whether ``function`` runs in this thread, called by ``caller``."""
+def _samples_of(tensors: Sequence[torch.Tensor]) -> _Samples | None:
+    """The items, dicts, that these tensors are taken from, if the DataLoader collates them."""
+    code = default_collate.__code__
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not function:
+    while frame is not None and frame.f_code is not code:
         frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and frame.f_back is not None and frame.f_back.f_code is caller
+    if frame is None or frame.f_back is None or frame.f_back.f_code is not _FETCH:
+        return None
+    samples = frame.f_locals[code.co_varnames[0]]
+    if type(samples) is not list or len(samples) != len(tensors):
+        return None
+    direct = all(
+        type(samples[place]) is dict
+        and any(value is tensors[place] for value in samples[place].values())
+        for place in range(len(tensors))
+    )
+    return samples if direct else None
 
 
 def _batch_of(tensors: Sequence[torch.Tensor]) -> Batch | None:
@@ -109,17 +130,18 @@ def _batch_of(tensors: Sequence[torch.Tensor]) -> Batch | None:
     batch = _batches.get(first.data_ptr())
     if batch is None or len(tensors) != len(batch.whole):
         return None
-    in_place = all(_in_place(tensor, batch.whole, place) for place, tensor in enumerate(tensors))
+    in_place = all(_in_place(tensor, batch, place) for place, tensor in enumerate(tensors))
     return batch if in_place else None
 
 
 def _whole_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The batch that these items may become."""
     batch = _batch_of(tensors)
-    if batch is None or not _called_by(default_collate.__code__, _FETCH):
+    samples = None if batch is None else _samples_of(tensors)
+    if batch is None or samples is None:
         return None
-    head, others = _unshared
-    if _holders(tensors) != [head, *[others] * (len(tensors) - 1)]:
+    around, (head, others) = _unshared
+    if _holders(samples, tensors) != (around, [head, *[others] * (len(tensors) - 1)]):
         return None
     return batch.whole
 
@@ -131,26 +153,40 @@ def _collate_tensors(
     return _stack(batch, collate_fn_map=collate_fn_map) if whole is None else whole
 
 
-def _measure() -> tuple[_Holders, _Holders]:
-    """What `_holders` finds for the first and the other tensors of items that nobody else has."""
-    found: list[list[_Holders]] = []
+class _Probe:
+    """A dataset of items that nobody else has."""
+
+    def __getitems__(self, indices: Sequence[int]) -> _Samples:
+        return [{"data": torch.zeros(1, device="cpu")} for _ in indices]
+
+
+def _measure() -> tuple[int, list[_Holders]]:
+    """What `_holders` finds for two items that nobody else has."""
+    found: list[tuple[int, list[_Holders]]] = []
 
     def look(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> None:
-        found.append(_holders(batch))
+        samples = _samples_of(batch)
+        if samples is not None:
+            found.append(_holders(samples, batch))
 
-    table = _torch_collate.default_collate_fn_map
-    _torch_collate.collate(
-        [{"data": torch.zeros(1)} for _ in range(2)],
-        collate_fn_map={**table, torch.Tensor: look},
+    # A function of the same code with a table of its own: other threads may use the real one.
+    table = {**_torch_collate.default_collate_fn_map, torch.Tensor: look}
+    collate = FunctionType(
+        default_collate.__code__,
+        {**default_collate.__globals__, "default_collate_fn_map": table},
     )
-    return found[0][0], found[0][1]
+    fetcher: Any = _torch_fetch._MapDatasetFetcher(_Probe(), True, collate, False)
+    fetcher.fetch([0, 1])
+    return found[0]
 
 
 _stack: Callable[..., Any] = _torch_collate.default_collate_fn_map[torch.Tensor]
 try:
     _FETCH = _torch_fetch._MapDatasetFetcher.fetch.__code__
     _unshared = _measure()
-except AttributeError:
+    _is_torchs_own = _stack is _torch_collate.collate_tensor_fn
+except (AttributeError, IndexError, KeyError, TypeError):
     pass  # a torch without these: batches are stacked
 else:
-    _torch_collate.default_collate_fn_map[torch.Tensor] = _collate_tensors
+    if _is_torchs_own:  # else somebody else's function wants to see the tensors
+        _torch_collate.default_collate_fn_map[torch.Tensor] = _collate_tensors

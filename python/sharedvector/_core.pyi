@@ -144,7 +144,7 @@ class Segment:
     def get_with_meta(self, index: int) -> tuple[NDArray[Any], NDArray[np.float64]]: ...
     def gather(
         self,
-        indices: Sequence[int] | NDArray[Any],
+        indices: ArrayLike,
         out: NDArray[Any] | None = None,
         crop: tuple[ArrayLike, Sequence[int]] | None = None,
         dtype: DTypeLike | None = None,
@@ -154,7 +154,7 @@ class Segment:
     ) -> NDArray[Any]: ...
     def gather_with_meta(
         self,
-        indices: Sequence[int] | NDArray[Any],
+        indices: ArrayLike,
         out: NDArray[Any] | None = None,
         crop: tuple[ArrayLike, Sequence[int]] | None = None,
         dtype: DTypeLike | None = None,
@@ -168,6 +168,7 @@ class Segment:
         array: NDArray[Any],
         meta: ArrayLike | None = None,
         *,
+        timeout: float = 1.0,
         source_index: int = 0,
         source_epoch: int = 0,
     ) -> None: ...
@@ -176,6 +177,7 @@ class Segment:
         array: NDArray[Any],
         meta: ArrayLike | None = None,
         *,
+        timeout: float = 1.0,
         source_index: int = 0,
         source_epoch: int = 0,
     ) -> int:

@@ -29,8 +29,8 @@ def feed(make: Callable[[], T], count: int, depth: int) -> Iterator[T]:
         RuntimeError: used in a forked child, which has no such thread.
     """
     state: _Feed[T] = _Feed(make, count, depth)
-    state.start()
     try:
+        state.start()  # an interrupt here must end the thread, too
         while state.wait_for_one():
             yield state.pop()
     finally:
@@ -96,7 +96,7 @@ class _Feed(Generic[T]):
             self._changed.notify_all()
 
     def join(self) -> None:
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid and self._thread.is_alive():
             self._thread.join(_EXIT_SECONDS)
 
     def _run(self) -> None:

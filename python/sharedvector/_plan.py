@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sharedvector import _core
+from sharedvector._arguments import integer
 from sharedvector.loaders import resolve_numpy_dtype
 from sharedvector.producer import optional
 
@@ -19,12 +20,22 @@ PRODUCER_KINDS = ("auto", "process", "thread")
 logger = logging.getLogger("sharedvector")
 
 
+def check_loader(loader: Any) -> None:
+    """Raise TypeError for what cannot load."""
+    if not callable(loader) and optional(loader, "load_into") is None:
+        raise TypeError(
+            "loader should be called with a source's number, as sharedvector.loaders.Loader "
+            f"describes, got {loader!r}"
+        )
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a pool is made of and how it is fed.
 
     Raises:
         ValueError: a value that no pool can have, or a bad ``buffers_at_once`` of the loader.
+        TypeError: ``loader`` is none, or a count is no integer.
     """
 
     loader: Loader
@@ -40,10 +51,10 @@ class Plan:
     producer_kind: str = "auto"
 
     def __post_init__(self) -> None:
+        check_loader(self.loader)
         for field in ("num_producers", "source_size", "slot_count", "chunk_size"):
-            value = getattr(self, field)
-            if value < 1:
-                raise ValueError(f"{field} should be at least 1, got {value}")
+            if integer(field, getattr(self, field)) < 1:
+                raise ValueError(f"{field} should be at least 1, got {getattr(self, field)}")
         for field in ("sleep_seconds", "join_timeout"):
             value = getattr(self, field)
             if not 0 <= value < float("inf"):

@@ -9,12 +9,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from sharedvector._arguments import integer
+
 __all__ = ["Sampling", "check_sampling", "draws", "rank_of", "slots_of"]
 
 Sampling = Literal["uniform", "permutation", "least_read"]
 
 Slots = NDArray[np.int64]
 Counts = Callable[[], NDArray[Any]]
+
+_LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_WORLD = ("RANK", "WORLD_SIZE")
 
 
 def check_sampling(sampling: str) -> None:
@@ -31,12 +36,15 @@ def rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     from torch.distributed, else from RANK and WORLD_SIZE; without any of them: 0 of 1.
 
     Raises:
-        ValueError: only one of the two is given, or they do not fit.
+        ValueError: only one of the two is given or set, they do not fit, or a variable is no
+            integer.
+        TypeError: one is no integer.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size go together, got {rank} and {world_size}")
     if rank is None or world_size is None:
         rank, world_size = _rank_around()
+    rank, world_size = integer("rank", rank), integer("world_size", world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank should be from 0 to world_size - 1, got {rank} of {world_size}")
     return rank, world_size
@@ -45,18 +53,36 @@ def rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
 def _rank_around() -> tuple[int, int]:
     import torch.distributed
 
-    local = _rank_from_environment("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    local = _rank_from_environment(_LOCAL)
     if local is not None:
         return local
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return _rank_from_environment("RANK", "WORLD_SIZE") or (0, 1)
+    world = _rank_from_environment(_WORLD)
+    if world is not None:
+        return world
+    for names in (_LOCAL, _WORLD):
+        found = [name for name in names if name in os.environ]
+        if found:  # one alone: all processes would take themselves for the only one
+            (missing,) = set(names) - set(found)
+            raise ValueError(
+                f"{found[0]} is set and {missing} is not: set it, or pass rank= and world_size="
+            )
+    return 0, 1
 
 
-def _rank_from_environment(rank: str, world_size: str) -> tuple[int, int] | None:
-    if rank not in os.environ or world_size not in os.environ:
+def _rank_from_environment(names: tuple[str, str]) -> tuple[int, int] | None:
+    if not all(name in os.environ for name in names):
         return None
-    return int(os.environ[rank]), int(os.environ[world_size])
+    rank, world_size = map(_variable, names)
+    return rank, world_size
+
+
+def _variable(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise ValueError(f"{name} should be an integer, got {os.environ[name]!r}") from None
 
 
 def slots_of(rank: int, world_size: int, slot_count: int) -> Slots:

@@ -6,7 +6,10 @@ wait for each other in a circle, a worker waits for a buffer only while it holds
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,7 @@ BRAKE = 10  # pauses between two replacements while nobody reads, for all worker
 _WRITE_TIMEOUT = 1.0  # seconds to wait for a free buffer before it counts as blocked
 _LOOK_AGAIN = 0.1  # sleep of the brake before it looks for readers again
 _LOOK_SHARE = 20  # that sleep is at least so many times what the look takes (many slots)
+_OWN_REFERENCES = 2  # to a reservation's array that nobody else has: its own, and that of the look
 
 
 class Stopped(BaseException):
@@ -88,7 +92,13 @@ class Store:
             if self.stop():
                 return False
             try:
-                self.vector.append(data, meta, source_index=source, source_epoch=epoch)
+                self.vector.append(
+                    data,
+                    meta,
+                    timeout=_WRITE_TIMEOUT if patient else 0.0,
+                    source_index=source,
+                    source_epoch=epoch,
+                )
             except OutOfMemoryError:
                 break
             except InUseError:
@@ -204,17 +214,20 @@ class Landing:
         self._source = source
         self._epoch = epoch
         self._stored = stored
-        self._open: dict[int, tuple[_core.Reservation, tuple[int, ...]]] = {}  # by address
-        self._heap: dict[int, np.ndarray[Any, Any]] = {}  # by address
+        self._open: dict[int, _core.Reservation] = {}  # by address
+        self._heap: weakref.WeakValueDictionary[int, np.ndarray[Any, Any]]  # by address
+        self._heap = weakref.WeakValueDictionary()
         self._gone: set[int] = set()  # addresses of what was published
         self._waiting: list[tuple[np.ndarray[Any, Any], Any]] = []  # for a free buffer
         self._over = False
+        self._allocating = threading.Lock()
 
     def allocate(self, shape: Any) -> np.ndarray[Any, Any]:
         """Return a writable C-contiguous array of the pool's dtype, to be filled and given back.
 
         Its memory is a buffer of the pool, or the heap when none is free and this worker holds
-        one. Only while it holds none does the call wait.
+        one. Only while it holds none does the call wait. An array that nothing refers to any more
+        is given back. Threads may call it.
 
         Args:
             shape: of the array.
@@ -225,18 +238,20 @@ class Landing:
             RuntimeError: the source has been loaded.
             Stopped: the worker is told to stop.
         """
-        if self._over:
-            raise RuntimeError("allocate() belongs to one call of load_into(), which is over")
-        reservation = self._store.reserve(shape, patient=not self._open)
-        if reservation is None:
-            array = np.empty(shape, self._store.vector.numpy_dtype)
-            self._heap[_address(array)] = array
+        with self._allocating:  # two threads of one loader would both wait, holding none
+            if self._over:
+                raise RuntimeError("allocate() belongs to one call of load_into(), which is over")
+            self._drop_forgotten()
+            reservation = self._store.reserve(shape, patient=not self._open)
+            if reservation is None:
+                array = np.empty(shape, self._store.vector.numpy_dtype)
+                self._heap[_address(array)] = array
+                return array
+            array = reservation.array
+            place = _address(array)
+            self._open[place] = reservation
+            self._gone.discard(place)
             return array
-        array = reservation.array
-        place = _address(array)
-        self._open[place] = reservation, array.shape
-        self._gone.discard(place)
-        return array
 
     def take(self, chunk: Any) -> bool:
         """Store a chunk; False when told to stop before that.
@@ -248,24 +263,32 @@ class Landing:
         """
         data, meta = self._checked(chunk)
         place = _address(data)
-        reservation, shape = self._open.get(place, (None, None))
-        if reservation is not None and data.shape == shape:
+        reservation = self._open.get(place)
+        if (
+            reservation is not None
+            and data.shape == reservation.array.shape
+            and data.flags.c_contiguous
+        ):
             if not self._store.publish(reservation, meta, self._source, self._epoch):
                 return False
             del self._open[place]
             self._gone.add(place)
             self._stored()
             return self.drain()
-        if place in self._gone:
-            raise ValueError(
-                "an array from allocate() was given twice; once it is given it belongs to readers"
-            )
-        self._waiting.append((data, meta))
-        going_on = self.drain()
-        if self._waiting and self._waiting[-1][0] is data and place not in self._heap:
-            # The loader may use its memory again.
-            self._waiting[-1] = data.copy(), meta
-        return going_on
+        self._refuse_given(data, place)
+        if not data.flags.c_contiguous:
+            data = data.copy(order="C")
+        self._drop_forgotten()
+        if not self.drain():
+            return False
+        if not self._waiting:
+            try:
+                return self._copy(data, meta)
+            except InUseError:
+                pass
+        # The loader may use its memory again.
+        self._waiting.append((data if place in self._heap else data.copy(), _kept(meta)))
+        return True
 
     def drain(self) -> bool:
         """Copy the chunks that wait for a buffer; False when told to stop before that.
@@ -275,26 +298,49 @@ class Landing:
         while self._waiting:
             data, meta = self._waiting.pop(0)
             try:
-                patient = not self._open
-                if not self._store.copy(data, meta, self._source, self._epoch, patient=patient):
+                if not self._copy(data, meta):
                     return False
             except InUseError:
                 self._waiting.insert(0, (data, meta))
                 return True
-            self._heap.pop(_address(data), None)
-            self._stored()
         return True
+
+    def _copy(self, data: np.ndarray[Any, Any], meta: Any) -> bool:
+        """Copy one chunk; False when told to stop before, InUseError when it has to wait."""
+        patient = not self._open
+        if not self._store.copy(data, meta, self._source, self._epoch, patient=patient):
+            return False
+        self._heap.pop(_address(data), None)
+        self._stored()
+        return True
+
+    def _drop_forgotten(self) -> None:
+        """Give back what was allocated and can not be given any more, as no array is left of it."""
+        for place, reservation in list(self._open.items()):
+            if sys.getrefcount(reservation.array) <= _OWN_REFERENCES:
+                del self._open[place]
+                reservation.cancel()
+
+    def _refuse_given(self, data: np.ndarray[Any, Any], place: int) -> None:
+        """Raise if an array lies in a buffer that was published: it may hold anything by now."""
+        size = self._store.vector.chunk_size
+        if data.nbytes and any(0 <= place - begin < size for begin in self._gone):
+            raise ValueError(
+                "an array from allocate() was given twice; once it is given it belongs to readers"
+            )
 
     def close(self) -> None:
         """Give back what was allocated and has not been given to `take`."""
         self._over = True
         while self._open:
-            self._open.popitem()[1][0].cancel()
+            self._open.popitem()[1].cancel()
         self._heap.clear()
 
     def _checked(self, chunk: Any) -> tuple[np.ndarray[Any, Any], Any]:
         """Data and meta of a chunk; ChunkRefusedError or TypeError if the pool cannot hold it."""
         try:
+            if isinstance(chunk, np.ndarray):
+                raise TypeError  # two rows would pass for data and metadata
             data, meta = chunk
         except (TypeError, ValueError):
             raise TypeError(
@@ -313,7 +359,12 @@ class Landing:
                 f"the chunk of shape {data.shape} has {data.nbytes} bytes, the pool's chunk_size "
                 f"is {vector.chunk_size} bytes; make chunks smaller or chunk_size larger"
             )
-        return data if data.flags.c_contiguous else data.copy(order="C"), meta
+        return data, meta
+
+
+def _kept(meta: Any) -> Any:
+    """Metadata that stay what they are."""
+    return None if meta is None else np.array(meta, np.float64)
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

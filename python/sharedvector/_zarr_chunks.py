@@ -242,7 +242,8 @@ def as_bytes(array: Array) -> Array:
 def _open(path: str) -> int | None:
     """Open a file for reading; None when there is none."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # A FIFO of that name is an error later, nothing to wait for.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
 

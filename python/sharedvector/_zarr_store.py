@@ -64,6 +64,11 @@ def read_metadata_files(root: Path | str) -> dict[str, dict[str, bytes]]:
             f"{root} cannot be listed: {error}; consolidate the metadata of the group of its "
             "volumes (zarr.consolidate_metadata)"
         ) from error
+    except Exception as error:
+        if isinstance(root, Path):
+            raise
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+        raise kind(f"{root} cannot be read: {type(error).__name__}: {error}") from error
     finally:
         store.close()
 

@@ -24,7 +24,7 @@ except ModuleNotFoundError as _error:
     raise ImportError("SharedMemoryDataset needs: pip install 'sharedvector[torch]'") from _error
 
 from sharedvector import _batch
-from sharedvector._batch import BatchMemory, Layout, bytes_of, shared_tensor
+from sharedvector._batch import BatchMemory, Layout, bytes_of, check_meta_key, shared_tensor
 from sharedvector._collate import Batch
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
     side by side into the memory of the batch, each once and pinned while it is copied, so that a
     large batch needs no more spare buffers than one item. What torch's default collate function
     makes of items that are unchanged, or changed in place, is that memory itself; in workers it is
-    memory that the parent shares. Transforms that return new tensors, chunks of different shapes
-    and other collate functions cost the usual further copy. The memory of two batches is kept for
-    the next ones. An item that is kept keeps the memory of its batch; a clone does not.
+    memory that the parent shares. Transforms that return new tensors, items that are nested or that
+    somebody keeps, chunks of different shapes and other collate functions cost the usual further
+    copy. The memory of two batches is kept for the next ones. An item that is kept keeps the memory
+    of its batch; a clone does not.
 
     Works in DataLoader workers under fork (the pool is used through the inherited handle), spawn
     and forkserver (pickles carry the name; the copy attaches at its first item).
@@ -67,8 +68,9 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
 
     Raises:
         TimeoutError: not ready in time; the message has the last reason.
-        ValueError: a bad name or ``slot_count``, or a pool dtype that torch does not have.
-        TypeError: one of ``transforms`` cannot be called.
+        ValueError: a bad name, ``slot_count`` or ``meta_key``, or a pool dtype that torch does not
+            have.
+        TypeError: ``slot_count`` is no integer, or one of ``transforms`` cannot be called.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         strict: bool = True,
         lock_dir: Path | str | None = None,
     ) -> None:
+        slot_count = operator.index(slot_count)
         if slot_count < 0:
             raise ValueError(f"slot_count should be 0 or more, got {slot_count}")
+        check_meta_key(meta_key)
         self._paths = coordination.PoolPaths.for_name(name, lock_dir)
         self._slot_count = slot_count
         self._ready_timeout = ready_timeout

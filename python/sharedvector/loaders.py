@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import os
 import random
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sharedvector._arguments import integer
 from sharedvector._cast import cast_volume, is_extension, resolve_numpy_dtype
 from sharedvector._volumes import as_root, check_directory, find_volumes, shorten
 from sharedvector._zarr_open import ENGINES, Opener
@@ -59,8 +59,9 @@ class Loader(Protocol):
     C-contiguous array of the pool's dtype, in the pool itself when a buffer is free. The method
     returns or yields ``Chunk(data, meta)``: chunks whose ``data`` is an array that ``allocate``
     made are published as they are, all others are copied. Do not touch an array after its chunk
-    was given; what was allocated and not given is dropped. Three attributes are looked at, if the
-    loader has them: ``buffers_at_once``, the most arrays that are allocated and not yet given;
+    was given; what was allocated and not given is dropped at the end, or earlier when nothing
+    refers to it any more. Three attributes are looked at, if the loader has them:
+    ``buffers_at_once``, the most arrays that are allocated and not yet given;
     ``counters``, a dict of totals ("direct", "zarr", "tensorstore": volumes read by that engine;
     "missing_chunks"); and ``releases_gil``, true when threads load as well as processes.
     """
@@ -166,7 +167,8 @@ class ZarrLoader:
         seed: see above.
         engine: "auto", "direct", "zarr" or "tensorstore"; see above.
         missing: what becomes of Zarr chunks that were never stored: "fill" gives the array's fill
-            value for them, as the format says, and counts them; "error" refuses the volume.
+            value for them, as the format says, and counts them; "error" raises; slabs
+            given before stay.
 
     Attributes:
         worker_id: number of the process among those with the same seed; 0 at first.
@@ -194,7 +196,7 @@ class ZarrLoader:
         engine: str = "auto",
         missing: str = "fill",
     ) -> None:
-        self._slices = operator.index(slices_per_chunk)
+        self._slices = integer("slices_per_chunk", slices_per_chunk)
         if self._slices < 0:
             raise ValueError(
                 f"slices_per_chunk should be positive, or 0 for whole volumes, got {self._slices}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from sharedvector._election import check_wishes, elect, follow
-from sharedvector._plan import Plan
+from sharedvector._plan import Plan, check_loader
 from sharedvector._reign import Reign
 from sharedvector.coordination import (
     OwnerLock,
@@ -78,9 +78,20 @@ class ProducerSpec:
     spare_buffers: int | None = None
     producer_kind: ProducerKind = "auto"
 
+    def __post_init__(self) -> None:
+        """Raise TypeError when ``loader`` is none."""
+        check_loader(self.loader)
+
     def resolve_source_size(self) -> int:
         """Return ``source_size``, or the loader's length. TypeError when it has none."""
-        return len(self.loader) if self.source_size is None else self.source_size
+        if self.source_size is not None:
+            return self.source_size
+        if not hasattr(type(self.loader), "__len__"):
+            raise TypeError(
+                f"loader should have a length, the number of its sources, got {self.loader!r}; "
+                "give it __len__, or pass source_size="
+            )
+        return len(self.loader)
 
     def _plan(self, slot_count: int) -> Plan:
         return Plan(

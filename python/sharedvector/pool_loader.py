@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import operator
+import math
 import secrets
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sharedvector import _sampling
+from sharedvector._arguments import integer
 from sharedvector._feed import feed
 from sharedvector.dtypes import as_dtype
 from sharedvector.stats import PoolStats, collect_stats
@@ -24,7 +25,7 @@ except ModuleNotFoundError as _error:
         raise
     raise ImportError("PoolLoader needs: pip install 'sharedvector[torch]'") from _error
 
-from sharedvector._batch import BatchMemory, Layout, bytes_of
+from sharedvector._batch import BatchMemory, Layout, bytes_of, check_meta_key
 
 if TYPE_CHECKING:
     from sharedvector.dataset import Transform
@@ -79,9 +80,9 @@ class PoolLoader:
         meta_key: key of the metadata in the batch.
 
     Raises:
-        ValueError: an argument that makes no sense (the message says why), or a dtype that torch
-            does not have.
-        TypeError: one of ``transforms`` cannot be called.
+        ValueError: an argument that makes no sense (the message says why), more ranks than slots,
+            or a dtype that torch does not have.
+        TypeError: one of ``transforms`` cannot be called, or an argument is no number.
         PoolGoneError, PoolStalledError: the pool is gone, or not refreshed any more.
     """
 
@@ -107,20 +108,25 @@ class PoolLoader:
     ) -> None:
         _sampling.check_sampling(sampling)
         self._handle = handle
-        self._batch_size = _at_least("batch_size", batch_size, 1)
-        self._crop = None if crop is None else tuple(_at_least("crop", n, 1) for n in crop)
+        self._batch_size = integer("batch_size", batch_size, 1)
+        self._crop = None if crop is None else _integers("crop", crop, "lengths", 1)
         self._sampling = sampling
         self._rank, world_size = _sampling.rank_of(rank, world_size)
+        if world_size > handle.slot_count:
+            # All ranks see it: one that failed alone would leave the others waiting for it.
+            raise ValueError(
+                f"{world_size} ranks need a slot each, pool {handle.name!r} has {handle.slot_count}"
+            )
         self._slots = _sampling.slots_of(self._rank, world_size, handle.slot_count)
         self._steps = self._count_steps(steps, handle.slot_count // world_size)
-        self._seed = secrets.randbits(64) if seed is None else _at_least("seed", seed, 0)
-        self._prefetch = _at_least("prefetch", prefetch, 1)
+        self._seed = secrets.randbits(64) if seed is None else integer("seed", seed, 0)
+        self._prefetch = integer("prefetch", prefetch, 1)
         self._transforms = tuple(transforms)
         self._dtype = _numpy_dtype(dtype)
-        self._flip = tuple(operator.index(axis) for axis in flip)
+        self._flip = _integers("flip", flip, "dimensions")
         self._meta_key = meta_key
-        self._scale = scale
-        self._offset = offset
+        self._scale = _finite("scale", scale)
+        self._offset = _finite("offset", offset)
         self._epoch = 0
         self._memory = BatchMemory(self._prefetch + 2, pinned=_can_pin(pin_memory))
         self._check()
@@ -137,15 +143,15 @@ class PoolLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one of the next ``iter()``; those after it follow."""
-        self._epoch = _at_least("epoch", epoch, 0)
+        self._epoch = integer("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Begin the next epoch.
 
         What the iterator raises: PoolStalledError when nobody refreshes the pool any more,
-        ValueError when chunks differ in shape and there is no crop, when a crop does not fit, or
-        when some chunks have metadata and others not, TypeError when the pool's dtype cannot
-        become ``dtype``, and what a transform raises.
+        ValueError when chunks differ in shape and there is no crop, when a crop or ``flip`` does
+        not fit, or when some chunks have metadata and others not, TypeError when the pool's dtype
+        cannot become ``dtype``, and what a transform raises.
         """
         maker = _Maker(self, self._epoch)
         self._epoch += 1
@@ -165,10 +171,8 @@ class PoolLoader:
                 f"sampling='least_read' needs {self._batch_size} slots per rank for a batch of "
                 f"{self._batch_size}, there are {slots_of_each}"
             )
-        if len(self._slots) == 0:
-            raise ValueError(f"rank {self._rank} has no slot; the pool needs one per rank")
         if steps is not None:
-            return _at_least("steps", steps, 0)
+            return integer("steps", steps, 0)
         if slots_of_each < self._batch_size:
             raise ValueError(
                 f"the {slots_of_each} slots of a rank do not fill a batch of {self._batch_size}; "
@@ -177,6 +181,9 @@ class PoolLoader:
         return slots_of_each // self._batch_size
 
     def _check(self) -> None:
+        check_meta_key(self._meta_key)
+        if self._crop is not None:
+            _check_flip(self._flip, len(self._crop))
         for place, transform in enumerate(self._transforms):
             if not callable(transform):
                 raise TypeError(
@@ -194,7 +201,34 @@ class PoolLoader:
                 f"scale and offset need a floating dtype, got {self._out_dtype}; pass "
                 "dtype='float32'"
             )
+        self._check_fit(vector)
         return vector
+
+    def _check_fit(self, vector: SharedVector) -> None:
+        """Refuse now what would fail at the first batch. No chunk is read."""
+        try:
+            nothing = ([0], [1])
+            vector.gather([], None, nothing, self._dtype, self._scale, self._offset)
+        except TypeError as error:
+            raise TypeError(
+                f"dtype, scale and offset should suit pool {self.name!r}: {error}"
+            ) from error
+        slot = int(self._slots[0])
+        if slot >= len(vector):
+            return
+        shape = vector.get_chunk_shape(slot)
+        crop = shape if self._crop is None else self._crop
+        if len(crop) != len(shape):
+            raise ValueError(
+                f"crop should have one length per dimension of a chunk, got {crop} for the chunk "
+                f"of shape {shape} in slot {slot}"
+            )
+        if any(length > there for length, there in zip(crop, shape, strict=True)):
+            raise ValueError(
+                f"crop should fit into the chunks, got {crop} for the chunk of shape {shape} in "
+                f"slot {slot}"
+            )
+        _check_flip(self._flip, len(shape))
 
     def _attached(self) -> SharedVector:
         if self._vector is None:
@@ -230,10 +264,9 @@ class _Maker:
             shape = vector.get_chunk_shape(int(slots[0]))
         data = loader._memory.tensor((len(slots), 1, *shape), loader._layout.torch_dtype)
         out = bytes_of(data).view(loader._out_dtype).reshape((len(slots), *shape))
+        options = self._options(len(slots), len(shape))
         try:
-            _, metas = vector.gather_with_meta(
-                slots, out=out, **self._options(len(slots), len(shape))
-            )
+            _, metas = vector.gather_with_meta(slots, out=out, **options)
         except ValueError as error:
             if loader._crop is None:
                 error.add_note("chunks that differ in shape need crop=")
@@ -257,6 +290,7 @@ class _Maker:
         if loader._crop is not None:
             options["crop"] = (self._rng.random((count, ndim)), loader._crop)
         if loader._flip:
+            _check_flip(loader._flip, ndim)
             flips = np.zeros((count, ndim), np.bool_)
             flips[:, loader._flip] = self._rng.random((count, len(loader._flip))) < 0.5
             options["flip"] = flips
@@ -274,11 +308,29 @@ def _stack_metas(slots: NDArray[Any], metas: list[NDArray[np.float64]]) -> NDArr
     return np.array(metas, np.float32)
 
 
-def _at_least(what: str, value: SupportsIndex, least: int) -> int:
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{what} should be {least} or more, got {number}")
-    return number
+def _integers(
+    what: str, values: Iterable[SupportsIndex], of: str, least: int | None = None
+) -> tuple[int, ...]:
+    try:
+        found = tuple(values)
+    except TypeError:
+        raise TypeError(f"{what} should be a sequence of {of}, got {values!r}") from None
+    return tuple(integer(what, value, least) for value in found)
+
+
+def _finite(what: str, value: float | None) -> float | None:
+    try:
+        finite = value is None or math.isfinite(value)
+    except TypeError:
+        raise TypeError(f"{what} should be a number, got {value!r}") from None
+    if not finite:
+        raise ValueError(f"{what} should be a finite number, got {value}")
+    return value
+
+
+def _check_flip(flip: tuple[int, ...], ndim: int) -> None:
+    if not all(-ndim <= axis < ndim for axis in flip):
+        raise ValueError(f"flip should name dimensions of a chunk, which has {ndim}, got {flip}")
 
 
 def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:

@@ -42,8 +42,8 @@ def partition(total: int, parts: int) -> list[tuple[int, int]]:
 class ProducerService:
     """Owns a pool: makes it, fills it, refreshes it until `stop`.
 
-    The producers are processes of their own, started anew when they die. They end with this
-    process, however it ends, and the pool's files with them.
+    The producers are processes of their own, or threads of one (see ``producer_kind``), started
+    anew when they die. They end with this process, however it ends, and the pool's files with them.
 
     Args:
         name: of the pool.

@@ -51,6 +51,10 @@ class PoolStats:
         loads_zarr: volumes that it has read through zarr-python.
         loads_tensorstore: volumes that it has read through TensorStore.
         missing_chunks: Zarr chunks that were not stored, and so were fill values.
+        sources_loaded: sources that the producers have loaded to their end.
+        sources_failed: sources that could not be loaded, or not be stored.
+        sources_empty: sources that gave no chunk.
+        restarts: producer workers and supervisors that were started again.
     """
 
     replace_events: int
@@ -74,6 +78,10 @@ class PoolStats:
     loads_zarr: int = 0
     loads_tensorstore: int = 0
     missing_chunks: int = 0
+    sources_loaded: int = 0
+    sources_failed: int = 0
+    sources_empty: int = 0
+    restarts: int = 0
 
     def as_dict(self, prefix: str = "sharedvector/") -> dict[str, int | float]:
         """Return every field under ``prefix + name``, as Python ``int`` and ``float`` only."""
@@ -122,6 +130,10 @@ def collect_stats(vector: SharedVector) -> PoolStats:
         loads_zarr=vector.counter_add(_core.COUNTER_ZARR, 0),
         loads_tensorstore=vector.counter_add(_core.COUNTER_TENSORSTORE, 0),
         missing_chunks=vector.counter_add(_core.COUNTER_MISSING, 0),
+        sources_loaded=vector.counter_add(_core.COUNTER_LOADS, 0),
+        sources_failed=vector.counter_add(_core.COUNTER_ERRORS, 0),
+        sources_empty=vector.counter_add(_core.COUNTER_EMPTY, 0),
+        restarts=vector.counter_add(_core.COUNTER_RESTARTS, 0),
     )
 
 

@@ -189,3 +189,24 @@ ext_path_or_none(PyObject *value, void *out)
     }
     return PyUnicode_FSConverter(value, bytes);
 }
+
+int
+ext_dtype(PyObject *value, PyArray_Descr **out)
+{
+    if (PyArray_DescrConverter(value, out)) {
+        return 0;
+    }
+    if (!PyUnicode_Check(value) || !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return -1;
+    }
+    PyErr_Clear(); /* NumPy finds bfloat16 by its name only after ml_dtypes was imported, if ever */
+    PyObject *module = PyImport_ImportModule("sharedvector.dtypes");
+    PyObject *found = module == NULL ? NULL : PyObject_CallMethod(module, "as_dtype", "O", value);
+    Py_XDECREF(module);
+    if (found == NULL) {
+        return -1;
+    }
+    int made = PyArray_DescrConverter(found, out);
+    Py_DECREF(found);
+    return made ? 0 : -1;
+}

@@ -154,6 +154,8 @@ int ext_timeout(PyObject *value, void *out);
 int ext_text(PyObject *value, void *out);
 /* As ext_text(); None gives NULL. */
 int ext_text_or_none(PyObject *value, void *out);
+/* A dtype, also one that only sharedvector.dtypes knows by its name; *out is a new reference. */
+int ext_dtype(PyObject *value, PyArray_Descr **out);
 /* A path as bytes object, a new reference; None gives NULL. Called with NULL to clean up. */
 int ext_path_or_none(PyObject *value, void *out);
 

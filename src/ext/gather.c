@@ -261,7 +261,8 @@ PyDoc_STRVAR(
     "gather($self, /, indices, out=None, crop=None, dtype=None, scale=None, offset=None, "
     "flip=None)\n--\n\n"
     "Copy several chunks, or a part of each, into an array of shape (len(indices), *shape).\n\n"
-    "Indices may repeat and may be negative; each counts one read. The copy is made without the\n"
+    "Indices are a sequence of integers, or what NumPy makes an array of one dimension of. They\n"
+    "may repeat and may be negative; each counts one read. The copy is made without the\n"
     "GIL, in one pass, whatever is asked for:\n\n"
     "crop    (origins, shape): only this part of each chunk is copied. `shape` has a length >= 1\n"
     "        for each axis and is the same for all; the chunks may differ in shape. `origins` are\n"
@@ -278,7 +279,7 @@ PyDoc_STRVAR(
     "        its contents are undefined.\n\n"
     "ValueError when chunks differ in shape (without crop), a crop leaves its chunk, an argument\n"
     "has another shape, or without indices when neither out nor crop tells the shape; TypeError\n"
-    "for dtypes that are not converted; IndexError for an index out of range.");
+    "for dtypes that are not converted and for other indices; IndexError for one out of range.");
 
 PyDoc_STRVAR(
     gather_with_meta_doc,

@@ -19,16 +19,31 @@ gather_memory(Py_ssize_t count, size_t bytes)
 
 /* ---- indices ------------------------------------------------------------------------------- */
 
+/* The indices as a list, tuple, other sequence, or array of one dimension; a new reference. */
+static PyObject *
+gather_index_sequence(PyObject *indices)
+{
+    int known = PyList_Check(indices) || PyTuple_Check(indices) || PyArray_Check(indices);
+    /* What can become an array does: a tensor is no sequence, a table's column counts by label. */
+    int foreign =
+        !known && (!PySequence_Check(indices) || PyObject_HasAttrString(indices, "__array__"));
+    PyObject *found = foreign ? PyArray_FROM_O(indices) : Py_NewRef(indices);
+    if (found == NULL || !PyArray_Check(found) || PyArray_NDIM((PyArrayObject *)found) == 1) {
+        return found;
+    }
+    PyErr_Format(PyExc_TypeError,
+                 "indices must be a sequence of integers, or an array of one dimension, found %R",
+                 indices);
+    Py_DECREF(found);
+    return NULL;
+}
+
 static int
-gather_read_indices(gather_call *call, PyObject *indices)
+gather_fill_slots(gather_call *call, PyObject *indices)
 {
     /* Items of an integer array are NumPy scalars, which have __index__; those of others do not. */
-    Py_ssize_t count = PySequence_Check(indices) ? PySequence_Size(indices) : -1;
+    Py_ssize_t count = PySequence_Size(indices);
     if (count < 0) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "indices must be a sequence of integers, found %R",
-                         indices);
-        }
         return -1;
     }
     call->slots = gather_memory(count, sizeof(*call->slots));
@@ -48,6 +63,15 @@ gather_read_indices(gather_call *call, PyObject *indices)
     return 0;
 }
 
+static int
+gather_read_indices(gather_call *call, PyObject *indices)
+{
+    PyObject *found = gather_index_sequence(indices);
+    int failed = found == NULL ? -1 : gather_fill_slots(call, found);
+    Py_XDECREF(found);
+    return failed;
+}
+
 /* ---- dtype, scale and offset --------------------------------------------------------------- */
 
 static int
@@ -58,6 +82,9 @@ gather_read_number(PyObject *value, const char *name, double *out)
     }
     *out = PyFloat_AsDouble(value);
     if (*out == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "%s must be a real number, found %R", name, value);
+        }
         return -1;
     }
     if (!isfinite(*out)) {
@@ -96,7 +123,7 @@ gather_read_types(gather_call *call, PyObject *const *values)
     PyArray_Descr *held = call->self->descr;
     if (values[GATHER_DTYPE] == NULL || values[GATHER_DTYPE] == Py_None) {
         call->descr = (PyArray_Descr *)Py_NewRef((PyObject *)held);
-    } else if (!PyArray_DescrConverter(values[GATHER_DTYPE], &call->descr)) {
+    } else if (ext_dtype(values[GATHER_DTYPE], &call->descr) < 0) {
         return -1;
     }
     if (gather_read_scale(call, values) < 0) {

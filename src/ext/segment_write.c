@@ -145,9 +145,14 @@ static int
 append_run(const char *function, PyObject *op, PyObject *const *args, Py_ssize_t nargs,
            PyObject *kwnames, uint32_t *slot)
 {
-    ext_params params = {function, 1, 2, 4, {"array", "meta", "source_index", "source_epoch"}};
+    ext_params params = {function,
+                         1,
+                         2,
+                         5,
+                         {"array", "meta", "timeout", "source_index", "source_epoch"}};
     SegmentObject *self = (SegmentObject *)op;
-    PyObject *values[4];
+    uint64_t timeout_ns = WRITE_TIMEOUT_NS;
+    PyObject *values[5];
     if (ext_params_sort(&params, args, nargs, kwnames, values) < 0) {
         return -1;
     }
@@ -158,9 +163,10 @@ append_run(const char *function, PyObject *op, PyObject *const *args, Py_ssize_t
     write_request request;
     *slot = UINT32_MAX;
     int failed =
-        write_request_init(self, &request, values[0], values[1], values[2], values[3]) < 0 ||
+        (values[2] != NULL && !ext_timeout(values[2], &timeout_ns)) ||
+        write_request_init(self, &request, values[0], values[1], values[3], values[4]) < 0 ||
         append_check_room(self, handle) < 0 ||
-        write_publish(self, handle, &request, WRITE_TIMEOUT_NS, slot) < 0;
+        write_publish(self, handle, &request, timeout_ns, slot) < 0;
     segment_leave(self);
     return failed ? -1 : 0;
 }
@@ -305,7 +311,7 @@ reserve_check_dtype(const SegmentObject *self, PyObject *value)
         return 0;
     }
     PyArray_Descr *descr = NULL;
-    if (!PyArray_DescrConverter(value, &descr)) {
+    if (ext_dtype(value, &descr) < 0) {
         return -1;
     }
     int same = PyArray_EquivTypes(descr, self->descr);
@@ -390,14 +396,15 @@ segment_count_blocked(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
 
 PyMethodDef segment_write_methods[] = {
     {"append", EXT_FAST(segment_append), FAST,
-     "append($self, /, array, meta=None, *, source_index=0, source_epoch=0)\n--\n\n"
+     "append($self, /, array, meta=None, *, timeout=1.0, source_index=0, source_epoch=0)\n--\n\n"
      "Copy an array into the next empty slot.\n\n"
      "The array must be C-contiguous and of the segment's dtype. TypeError for what is no ndarray\n"
      "or is masked, ValueError for another dtype or bad meta, ArraySizeError for another layout,\n"
-     "MemoryError when larger than chunk_size, OutOfMemoryError when every slot is filled.\n"
-     "Nothing changes on failure."},
+     "MemoryError when larger than chunk_size, OutOfMemoryError when every slot is filled,\n"
+     "InUseError when no buffer became free within `timeout` seconds. Nothing changes on failure."},
     {"append_slot", EXT_FAST(segment_append_slot), FAST,
-     "append_slot($self, /, array, meta=None, *, source_index=0, source_epoch=0)\n--\n\n"
+     "append_slot($self, /, array, meta=None, *, timeout=1.0, source_index=0,"
+     " source_epoch=0)\n--\n\n"
      "As append(), and return the number of the slot that was filled."},
     {"replace", EXT_FAST(segment_replace), FAST,
      "replace($self, /, index, array, meta=None, *, refuse=True, timeout=1.0, source_index=0,"

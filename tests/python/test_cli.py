@@ -204,7 +204,9 @@ def test_the_manifest_of_a_database(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_what_there_is_to_run() -> None:
     done = run([sys.executable, "-m", "sharedvector"])
     assert done.returncode == 0, done.stderr
-    assert "sharedvector-producer" in done.stdout and "list" in done.stdout
+    for command in ("producer", "spacing-manifest", "zarr-verify"):
+        assert f"  sharedvector-{command} " in done.stdout
+    assert "python -m sharedvector list" in done.stdout
 
 
 def test_list_and_info() -> None:
@@ -221,6 +223,8 @@ def test_list_and_info() -> None:
             told = run([sys.executable, "-m", "sharedvector", "info", name])
             assert told.returncode == 0, told.stderr
             assert "4 of 4 filled" in told.stdout
+            facts = dict(text.split(maxsplit=1) for text in told.stdout.splitlines())
+            assert int(facts["sources_loaded"]) >= 4 and int(facts["sources_failed"]) == 0
             (line,) = [
                 r for r in told.stdout.splitlines() if r.startswith(f"process {os.getpid()} ")
             ]

@@ -15,6 +15,7 @@ import pytest
 from core_support import filled, fresh_name
 
 import sharedvector
+from sharedvector.stats import collect_stats
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "sharedvector"
 
@@ -37,6 +38,24 @@ def test_a_wrong_call_says_how_to_call_it(words: tuple[str, ...]) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_is_an_answer(word: str) -> None:
+    done = run(word)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: sharedvector list") and "remove NAME..." in done.stdout
+
+
+def test_info_has_the_counters_of_the_statistics() -> None:
+    with fresh_name() as name, filled(name) as vector:
+        for counter in range(1, 11):
+            vector.counter_add(counter, 100 + counter)
+        stats = collect_stats(vector).as_dict("")
+        lines = [line.split() for line in run("info", name).stdout.splitlines()]
+        told = {words[0]: int(words[1]) for words in lines if words[0] in stats and len(words) == 2}
+        assert told == {key: value for key, value in stats.items() if value >= 100}
+        assert len(told) == 8
+
+
 def test_list_and_info_tell_what_is_there() -> None:
     with fresh_name() as name, filled(name, count=3) as vector:
         view = vector.get(0)
@@ -44,8 +63,8 @@ def test_list_and_info_tell_what_is_there() -> None:
         assert "owner none" in listed and "in use" in listed
         told = run("info", name).stdout
         assert f"{sharedvector.SharedVector(name, create=False).generation}" in told
-        assert "slots         3 of 235 filled, 2 spare buffers" in told
-        assert "dtype         float32, 4 bytes" in told
+        assert "slots              3 of 235 filled, 2 spare buffers" in told
+        assert "dtype              float32, 4 bytes" in told
         assert any(
             line.split()[:5] == ["pid", str(os.getpid()), "alive", "1", "pins"]
             for line in told.splitlines()

@@ -53,6 +53,77 @@ def cut(
     return part[tuple(slice(None, None, -1 if f else 1) for f in flip)]
 
 
+class Numbers:
+    """No sequence by name, but by what it does."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, place: int) -> np.int16:
+        return np.array([2, 0], np.int16)[place]
+
+
+class Column:
+    """Items by label, as a table's column has them, and an array of them in order."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, label: int) -> int:
+        return {0: 0, 1: 2}[label]
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return np.array([2, 0])
+
+
+@pytest.mark.parametrize("indices", [Numbers(), Column(), memoryview(b"\2\0")])
+def test_indices_of_many_kinds(name: str, indices: Any) -> None:
+    with filled(name, count=3) as vector:
+        assert np.array_equal(vector.gather(indices), vector.gather([2, 0]))
+
+
+def test_indices_of_a_tensor(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with filled(name, count=3) as vector:
+        for dtype in (torch.int64, torch.uint8):
+            indices = torch.tensor([2, -1 if dtype == torch.int64 else 2, 0], dtype=dtype)
+            assert np.array_equal(vector.gather(indices), vector.gather([2, 2, 0]))
+        for bad, words in {
+            torch.tensor([[0, 1]]): "an array of one dimension, found tensor",
+            torch.tensor(0): "an array of one dimension",
+            torch.tensor([0.0]): "slot index must be an integer, found float32",
+            torch.tensor([True]): "slot index must be an integer",
+        }.items():
+            with pytest.raises(TypeError, match=words):
+                vector.gather(bad)
+        with pytest.raises(IndexError, match="3 slots"):
+            vector.gather(torch.tensor([3]))
+
+
+def test_dtypes_by_the_names_of_ml_dtypes(name: str) -> None:
+    pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    with SharedVector(name, chunk_size=4096, slot_count=2, dtype="bfloat16") as vector:
+        vector.append(FLOATS.astype(vector.numpy_dtype))
+        batch = vector.gather([0], dtype="bfloat16")
+        assert batch.dtype == vector.numpy_dtype
+        assert np.array_equal(batch[0].astype(np.float32), FLOATS)
+        with vector.reserve((3, 4), dtype="bfloat16") as reservation:
+            assert reservation.array.dtype == vector.numpy_dtype
+        with pytest.raises(TypeError, match="no conversion from bfloat16 to float32"):
+            vector.gather([0], dtype="float32")
+        with pytest.raises(ValueError, match=r"dtype mismatch.*float8_e5m2"):
+            vector.reserve((3, 4), dtype="float8_e5m2")
+        with pytest.raises(ValueError, match="not a dtype: 'bfloat17'"):
+            vector.gather([0], dtype="bfloat17")
+
+
+@pytest.mark.parametrize("indices", [np.zeros((2, 1), int), np.array(1), {0, 1}, {0: 1}, 3, None])
+def test_what_no_indices_are(volumes: SharedVector, indices: Any) -> None:
+    with pytest.raises(TypeError, match="sequence of integers, or an array of one dimension"):
+        volumes.gather(indices)
+    untouched(volumes)
+
+
 # ---- crops -------------------------------------------------------------------------------------
 
 
@@ -202,7 +273,8 @@ def test_a_float_segment_needs_no_dtype_to_scale(name: str) -> None:
         ({"dtype": "f4", "offset": "x"}, TypeError, "real number"),
         ({"dtype": "c8"}, TypeError, "no conversion from int16 to complex64"),
         ({"dtype": ">i2"}, TypeError, "no conversion from int16 to >i2"),
-        ({"dtype": "nonsense"}, TypeError, "nonsense"),
+        ({"dtype": "nonsense"}, ValueError, "not a dtype: 'nonsense'"),
+        ({"dtype": "f4", "scale": "x"}, TypeError, "scale must be a real number, found 'x'"),
     ],
     ids=str,
 )

@@ -202,6 +202,22 @@ def raise_interrupted(number: int, frame: object) -> None:
     raise InterruptedByTestError
 
 
+def test_append_waits_as_long_as_it_is_told(name: str) -> None:
+    with SharedVector(name, slot_count=2, chunk_size=64, spare_buffers=1) as vector:
+        held = [vector.reserve(4) for _ in range(3)]
+        for limit in (0, 0.2):
+            started = time.monotonic()
+            with pytest.raises(sharedvector.InUseError, match=name):
+                vector.append(np.zeros(4, np.float32), timeout=limit)
+            assert limit <= time.monotonic() - started < limit + 0.5
+        with pytest.raises(ValueError, match="timeout"):
+            vector.append(np.zeros(4, np.float32), timeout=-1)
+        held.pop().cancel()
+        assert vector.append_slot(np.zeros(4, np.float32), timeout=0) == 0
+        for reservation in held:
+            reservation.cancel()
+
+
 def test_waiting_can_be_interrupted(name: str) -> None:
     before = signal.signal(signal.SIGALRM, raise_interrupted)
     try:

@@ -206,6 +206,10 @@ def test_bad_arguments(name: str, fill: Fill) -> None:
         dataset(name, 1, transforms=[dict, ...])
     with pytest.raises(ValueError, match="slot_count"):
         dataset(name, -1)
+    with pytest.raises(TypeError, match="integer"):
+        dataset(name, 1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="meta_key"):
+        dataset(name, 1, meta_key="data")
     with pytest.raises(ValueError):
         dataset("a/b", 1)
 
@@ -513,6 +517,78 @@ def test_who_remembers_an_item_keeps_it(
     assert np.unique(np.asarray(thing)).tolist() == [2]
 
 
+def remember_item(item: dict[str, Any], kept: list[Any]) -> Any:
+    kept.append(item)
+    return item
+
+
+def remember_inner(item: dict[str, Any], kept: list[Any]) -> Any:
+    kept.append(item)
+    return {"inner": item}
+
+
+def remember_and_wrap(item: dict[str, Any], kept: list[Any]) -> Any:
+    kept.append({"data": item["data"]})
+    return {"data": torch.from_numpy(item["data"].numpy())}
+
+
+def remember_and_pass_on(item: dict[str, Any], kept: list[Any]) -> Any:
+    kept.append({"data": item["data"]})
+    return {"data": torch.from_dlpack(item["data"])}
+
+
+@pytest.mark.parametrize(
+    "remember", [remember_item, remember_inner, remember_and_wrap, remember_and_pass_on]
+)
+def test_who_remembers_more_than_the_tensor_keeps_it(name: str, fill: Fill, remember: Any) -> None:
+    fill(chunks())
+    kept: list[Any] = []
+    (batch,) = batches(dataset(name, 4, transforms=[lambda item: remember(item, kept)]))
+    batch = batch.get("inner", batch)
+    assert values(batch) == [0, 1, 2, 3]
+    batch["data"].fill_(-1)
+    assert [item["data"].unique().tolist() for item in kept] == [[0], [1], [2], [3]]
+
+
+class Cached(torch.utils.data.Dataset[Any]):
+    """Remembers the items of each batch, and gives them again."""
+
+    def __init__(self, data: SharedMemoryDataset, keep: Callable[[Any], Any]) -> None:
+        self.data, self.keep = data, keep
+        self.cache: dict[tuple[int, ...], Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        key = tuple(indices)
+        if key not in self.cache:
+            self.cache[key] = self.keep(self.data.__getitems__(indices))
+        return self.cache[key]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("keep", [lambda items: items, lambda items: tuple(items)])
+def test_dataset_around_that_keeps_its_items(name: str, fill: Fill, keep: Any) -> None:
+    fill(chunks())
+    data = Cached(dataset(name, 4), keep)
+    for _ in range(3):
+        (batch,) = batches(data)
+        assert values(batch) == [0, 1, 2, 3]
+        batch["data"].fill_(-1)
+
+
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20])
+def test_default_device(
+    name: str, fill: Fill, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    monkeypatch.setattr(_batch, "SMALL_BYTES", small_bytes)
+    fill(chunks(), [[1]] * 4)
+    data = dataset(name, 4)
+    with torch.device("meta"):
+        items = [data[1], *data.__getitems__([1, 1])]
+    assert [item["data"].unique().tolist() for item in items] == [[1], [1], [1]]
+
+
 def test_own_collate_function_has_its_items(name: str, fill: Fill) -> None:
     fill(chunks())
 
@@ -636,6 +712,23 @@ def test_without_torch_internals_batches_are_stacked(name: str, fill: Fill) -> N
             print(batch["data"].flatten(1).unique(dim=1).flatten().tolist())
         """)
     assert (status, out, err) == (0, "[0.0, 1.0, 2.0, 3.0]\n", "")
+
+
+def test_collate_functions_of_others_are_called(name: str, fill: Fill) -> None:
+    fill(chunks())
+    for first in (True, False):
+        lines = [
+            "from torch.utils.data._utils.collate import default_collate_fn_map as table",
+            "table[torch.Tensor] = lambda batch, *, collate_fn_map: ['mine', len(batch)]",
+            "from sharedvector.dataset import SharedMemoryDataset",
+        ]
+        body = "\n".join(lines if first else [lines[2], *lines[:2]])
+        status, out, err = run(
+            f"import torch\n{body}\n"
+            f"data = SharedMemoryDataset({name!r}, 4, ready_timeout=20, strict=False)\n"
+            "print(next(iter(torch.utils.data.DataLoader(data, batch_size=4)))['data'])\n"
+        )
+        assert (status, out, err) == (0, "['mine', 4]\n", "")
 
 
 def test_missing_torch_is_said() -> None:

@@ -116,6 +116,19 @@ def test_abandoned_half_way(end: str) -> None:
     wait_for(lambda: not feeders())
 
 
+def test_interrupted_while_the_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(feed(counter(), 10**9, 2))
+    wait_for(lambda: not feeders())
+
+
 def test_waits_for_the_thread() -> None:
     def slow() -> int:
         time.sleep(0.2)

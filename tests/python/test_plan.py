@@ -69,6 +69,31 @@ def test_a_senseless_number_of_buffers_is_refused(at_once: Any) -> None:
         plan(loader)
 
 
+@pytest.mark.parametrize("loader", [None, "loader", 3])
+def test_what_is_no_loader_is_refused_at_once(loader: Any) -> None:
+    with pytest.raises(TypeError, match=f"^loader should be called with .*got {loader!r}"):
+        ProducerSpec(loader, 4096)
+    with pytest.raises(TypeError, match=r"^loader should be called with"):
+        ProducerService("svplan", loader, 8, 4, 4096)
+
+
+def test_a_loader_without_a_length_needs_a_number_of_sources() -> None:
+    def loader(source_index: int) -> list[Any]:
+        return []
+
+    short: Any = loader
+    with pytest.raises(TypeError, match=r"^loader should have a length.*pass source_size="):
+        ProducerSpec(short, 4096).resolve_source_size()
+    assert ProducerSpec(short, 4096, source_size=3).resolve_source_size() == 3
+
+
+@pytest.mark.parametrize("field", ["num_producers", "chunk_size", "source_size", "slot_count"])
+def test_counts_are_integers(field: str) -> None:
+    settings: dict[str, Any] = {"source_size": 8, "slot_count": 4, "chunk_size": 4096}
+    with pytest.raises(TypeError, match=f"^{field} should be an integer, got '4'"):
+        Plan(Constant(), **{**settings, field: "4"})
+
+
 def test_a_kind_that_does_not_exist_is_refused_at_once() -> None:
     bad: Any = "fork"
     words = r"producer_kind should be one of \('auto', 'process', 'thread'\), got 'fork'"

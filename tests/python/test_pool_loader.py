@@ -312,6 +312,8 @@ def test_errors_of_the_thread(fill: Fill) -> None:
     assert "crop=" in found.value.__notes__[0]
     with pytest.raises(ValueError, match="crop"):
         list(PoolLoader(handle, 2, crop=(2, 3)))
+    with pytest.raises(ValueError, match=r"which has 2, got \(2,\)"):
+        list(PoolLoader(handle, 1, flip=(2,)))
     assert [len(batch["data"]) for batch in PoolLoader(handle, 2, crop=(2, 2))] == [2]
 
 
@@ -327,9 +329,18 @@ def test_errors_of_the_thread(fill: Fill) -> None:
         ({"prefetch": 0}, "prefetch"),
         ({"seed": -1}, "seed"),
         ({"rank": 1}, "go together"),
-        ({"rank": 12, "world_size": 13, "steps": 1}, "rank 12 has no slot"),
+        ({"rank": 12, "world_size": 13, "steps": 1}, "13 ranks need a slot each.*has 12"),
+        ({"rank": 0, "world_size": 13, "steps": 1}, "13 ranks need a slot each.*has 12"),
+        ({"scale": float("nan")}, "scale should be a finite number, got nan"),
+        ({"offset": float("-inf")}, "offset should be a finite number, got -inf"),
+        ({"flip": (3,), "crop": (1, 2, 2)}, r"which has 3, got \(3,\)"),
+        ({"flip": (0, -4), "crop": (1, 2, 2)}, r"which has 3, got \(0, -4\)"),
+        ({"meta_key": "data"}, "meta_key"),
         ({"scale": 2.0, "dtype": "int16"}, "floating dtype.*int16"),
         ({"dtype": "datetime64[s]"}, "does not have"),
+        ({"crop": (2, 3)}, r"crop .*\(2, 3\) for the chunk of shape \(4, 6, 8\) in slot 0"),
+        ({"crop": (2, 3, 9)}, r"crop should fit.*\(2, 3, 9\)"),
+        ({"flip": [3]}, "flip should name dimensions of a chunk"),
     ],
 )
 def test_bad_arguments(fill: Fill, settings: dict[str, Any], message: str) -> None:
@@ -341,9 +352,37 @@ def test_bad_arguments(fill: Fill, settings: dict[str, Any], message: str) -> No
 
 def test_more_bad_arguments(fill: Fill) -> None:
     handle = fill(chunks(4))
-    for settings in ({"transforms": [3]}, {"batch_size": 1.5}, {"crop": ("a",)}):
+    named: dict[str, tuple[Any, str]] = {
+        "batch_size": ("4", "batch_size should be an integer, got '4'"),
+        "crop": (8, "crop should be a sequence of lengths, got 8"),
+        "flip": (True, "flip should be a sequence of dimensions, got True"),
+        "scale": ("x", "scale should be a number, got 'x'"),
+        "seed": (1.5, "seed should be an integer, got 1.5"),
+        "dtype": ("complex64", "dtype.*no conversion from float32 to complex64"),
+    }
+    for name, (value, message) in named.items():
+        with pytest.raises(TypeError, match=f"^{message}"):
+            PoolLoader(handle, **{"batch_size": 2, name: value})
+    for settings in (
+        {"transforms": [3]},
+        {"batch_size": 1.5},
+        {"crop": ("a",)},
+        {"scale": "2"},
+        {"rank": 0, "world_size": 2.0},
+    ):
         with pytest.raises(TypeError):
             PoolLoader(handle, **{"batch_size": 2, **settings})  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_is_refused_without_reading(fill: Fill) -> None:
+    pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    handle = fill(chunks())
+    bad: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"crop": (2,)}, {"flip": [5]}]
+    for settings in bad:
+        with pytest.raises((TypeError, ValueError), match=f"^{next(iter(settings))}"):
+            PoolLoader(handle, 2, **settings)
+    PoolLoader(handle, 2, dtype="float64", crop=(1, 2, 3), flip=[-1])
+    assert fill.vector.read_counts().sum() == 0  # type: ignore[attr-defined]
 
 
 def test_pin_memory_without_cuda(fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""The README's snippets as they stand: as an unguarded script, from standard input, in a notebook.
+"""The examples as they stand: as an unguarded script, from standard input, in a notebook. And the
+README's Python, as it is printed.
 
 "Unguarded" means without `if __name__ == "__main__"`: a supervisor that ran the main module again
 would start pools without end.
@@ -7,6 +8,7 @@ would start pools without end.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-SNIPPETS = Path(__file__).resolve().parents[2] / "examples" / "python"
+ROOT = Path(__file__).resolve().parents[2]
+SNIPPETS = ROOT / "examples" / "python"
 SECONDS = 90
 EXPECTED = {
     "trainer_spawns": "epoch 1 batch (4, 1, 4, 8, 8)",
@@ -201,4 +204,73 @@ def test_producer_as_its_own_job_step(
     deadline = time.monotonic() + 10
     while list(Path("/dev/shm").glob(f"{pool_name}*")) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert not list(Path("/dev/shm").glob(f"{pool_name}*"))
+
+
+# ---- README ------------------------------------------------------------------------------------
+
+# What is smaller than in the README, and what is checked behind each of its snippets, in order.
+SMALLER = {
+    "slot_count=256": "slot_count=8",
+    "16 << 20": "16 * 24 * 24 * 2",
+    "(16, 128, 128)": "(16, 16, 12)",
+}
+CHECKS = [
+    """
+assert batch["data"].shape == (4, 1, 16, 24, 24) and batch["data"].dtype == torch.int16
+assert batch["spacing"].tolist() == [[3, 2, 1]] * 4
+""",
+    """
+assert len(batches) == 1 and batch["data"].dtype == torch.float32
+assert batch["data"].shape == (8, 1, 16, 16, 12) and batch["data"].max() < 0.1
+""",
+    """
+from gradients_module import Gradients
+own = ProducerSpec(loader=Gradients(), chunk_size=1 << 20, num_producers=1)
+with pool("run42-own", 2, producer=own) as gradient_pool:
+    assert gradient_pool.attach()[1].shape == (16, 64, 64)
+""",
+    """
+assert dataset[3]["data"].shape == (1, 16, 24, 24)
+""",
+    """
+assert batch.shape == (2, 8, 32, 32) and batch.dtype == np.float16
+assert np.allclose(batch, 0.007, atol=1e-4)
+""",
+    """
+assert logged["sharedvector/loads_direct"] >= 4 and logged["sharedvector/sources_failed"] == 0
+assert vec.rows() and len(vec.write_counts()) == 8
+handle.close()
+""",
+]
+
+
+def test_the_readme_as_it_is_printed(pool_name: str, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    from sharedvector import write_spacing_manifest
+
+    for number in range(4):
+        volume = np.full((32, 24, 24), number, np.int16)
+        array = zarr.create_array(tmp_path / "db.zarr" / f"{number}", data=volume)
+        array.attrs["spacing"] = [1, 2, 3]
+    write_spacing_manifest(tmp_path / "db.zarr")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == len(CHECKS)
+    (own_loader,) = [block for block in blocks if "class " in block]
+    (tmp_path / "gradients_module.py").write_text(own_loader)
+    script = """
+import types
+import torch
+from sharedvector import pool
+logged = {}
+wandb = types.SimpleNamespace(log=logged.update)
+"""
+    script += "".join(block + check for block, check in zip(blocks, CHECKS, strict=True))
+    for printed, here in SMALLER.items():
+        assert printed in script
+        script = script.replace(printed, here)
+    script = script.replace("/data/db.zarr", f"{tmp_path}/db.zarr")
+    script = script.replace('"demo"', f'"{pool_name}-demo"').replace("run42", pool_name)
+    (tmp_path / "readme.py").write_text(script)
+    run([str(tmp_path / "readme.py")], pool_name, tmp_path)
     assert not list(Path("/dev/shm").glob(f"{pool_name}*"))

@@ -27,6 +27,10 @@ INTS = {
     "loads_zarr",
     "loads_tensorstore",
     "missing_chunks",
+    "sources_loaded",
+    "sources_failed",
+    "sources_empty",
+    "restarts",
 }
 
 
@@ -94,6 +98,10 @@ def test_known_counters_give_known_figures() -> None:
             "loads_zarr": 100 + _core.COUNTER_ZARR,
             "loads_tensorstore": 100 + _core.COUNTER_TENSORSTORE,
             "missing_chunks": 100 + _core.COUNTER_MISSING,
+            "sources_loaded": 100 + _core.COUNTER_LOADS,
+            "sources_failed": 100 + _core.COUNTER_ERRORS,
+            "sources_empty": 100 + _core.COUNTER_EMPTY,
+            "restarts": 100 + _core.COUNTER_RESTARTS,
         }
     )
 

@@ -82,8 +82,8 @@ def test_an_array_looks_as_promised(vector: SharedVector) -> None:
     array = told.landing.allocate((4, 8))
     assert array.shape == (4, 8) and array.dtype == np.float32
     assert array.flags.c_contiguous and array.flags.writeable and not array.flags.owndata
-    assert told.landing.allocate(5).shape == (5,)
-    assert told.landing.allocate(()).shape == ()
+    others = told.landing.allocate(5), told.landing.allocate(())
+    assert (others[0].shape, others[1].shape) == ((5,), ())
     assert claims(vector) == 3
     assert told.landing.take(Chunk(array, np.array([1.0, 2.0])))
     assert not array.flags.writeable
@@ -173,6 +173,64 @@ def test_memory_that_a_loader_uses_again_is_kept_while_it_waits(scarce: SharedVe
     told.landing.close()
     assert told.landing.drain()
     assert sorted(float(chunk.flat[0]) for chunk in scarce) == [0, 0, 0, 0, 1, 2, 3, 8]
+
+
+def test_metadata_that_a_loader_uses_again_are_kept_while_they_wait(scarce: SharedVector) -> None:
+    fill(scarce)
+    told = Told(scarce)
+    held, heap = told.landing.allocate((4, 8)), told.landing.allocate((4, 8))
+    meta, foreign = np.zeros(1), np.zeros((4, 8), np.float32)
+    for value, array in ((1, heap), (2, foreign), (3, held)):
+        array[...] = meta[0] = value
+        assert told.landing.take((array, meta))
+    assert told.stored == 3
+    told.landing.close()
+    found = [(float(chunk.flat[0]), scarce.get_meta(i).tolist()) for i, chunk in enumerate(scarce)]
+    assert sorted(found) == [(0, [])] * 5 + [(1, [1]), (2, [2]), (3, [3])]
+
+
+def test_an_array_that_a_loader_drops_makes_room(scarce: SharedVector) -> None:
+    fill(scarce)
+    told = Told(scarce)
+    for _ in range(3):
+        assert not told.landing.allocate((4, 8)).flags.owndata
+    part: Any = told.landing.allocate((4, 8))[1:][::2]  # is enough to write into it
+    assert told.landing.allocate((4, 8)).flags.owndata
+    del part
+    assert told.landing.take((np.ones((4, 8), np.float32), no_meta()))
+    assert (told.stored, claims(scarce)) == (1, 0)
+
+
+def test_threads_of_a_loader_do_not_wait_for_each_other(scarce: SharedVector) -> None:
+    fill(scarce)
+    told = Told(scarce)
+    arrays: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: arrays.append(told.landing.allocate((4, 8))), daemon=True)
+        for _ in range(4)
+    ]
+    with scarce.reserve((1,)):  # all four find none
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join(5)
+    told.stop = True
+    assert sorted(array.flags.owndata for array in arrays) == [False, True, True, True]
+    told.landing.close()
+
+
+def test_who_holds_a_buffer_does_not_wait_for_another_while_the_pool_is_filled(
+    scarce: SharedVector,
+) -> None:
+    told = Told(scarce)
+    held = [told.landing.allocate((4, 8)) for _ in range(9)]
+    began = time.monotonic()
+    assert told.landing.take((np.ones((4, 8), np.float32), no_meta()))
+    assert time.monotonic() - began < 0.5
+    assert (told.stored, len(held)) == (0, 9)
+    told.landing.close()
+    assert told.landing.drain() and told.stored == 1
 
 
 @pytest.mark.parametrize("at_once", [2, 7])
@@ -288,9 +346,16 @@ def test_an_array_cannot_be_given_twice(vector: SharedVector) -> None:
     told = Told(vector)
     array = told.landing.allocate((4, 8))
     assert told.landing.take((array, no_meta()))
-    with pytest.raises(ValueError, match="given twice"):
-        told.landing.take((array, no_meta()))
+    for again in (array, array[2:], array[::-1], array.T):
+        with pytest.raises(ValueError, match="given twice"):
+            told.landing.take((again, no_meta()))
     told.landing.close()
+
+
+def test_two_rows_are_no_chunk(vector: SharedVector) -> None:
+    with pytest.raises(TypeError, match="got a ndarray"):
+        Told(vector).landing.take(np.zeros((2, 4), np.float32))
+    assert len(vector) == 0
 
 
 def test_bad_metadata_leave_the_buffer_to_be_given_back(vector: SharedVector) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_what_is_missing_is_named(database: Path, capsys: pytest.CaptureFixture[
     assert "missing: direct: chunk c/3/1\n" in capsys.readouterr().out
     assert verify_main([str(database), "--allow-missing"]) == 0
     assert capsys.readouterr().out == "4 volumes, 32 chunks: 0 damaged, 6 missing\n"
+
+
+@pytest.mark.parametrize("member", ["shape", "chunk_shape"])
+def test_sizes_beyond_all_memory_are_damage(database: Path, member: str) -> None:
+    path = database / "direct" / "zarr.json"
+    metadata = json.loads(path.read_text())
+    place = metadata if member == "shape" else metadata["chunk_grid"]["configuration"]
+    place[member] = [2**58, 2]
+    path.write_text(json.dumps(metadata))
+    report = verify_database(database)
+    assert [problem.volume for problem in report.problems] == ["direct"]
+    assert "memory" in report.problems[0].text
 
 
 def test_progress_counts_volumes(database: Path) -> None:

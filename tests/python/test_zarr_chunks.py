@@ -141,6 +141,15 @@ def test_errors_of_the_system_keep_their_number(tmp_path: Path) -> None:
         reader.decode(INDEX, as_bytes(buffer()))
 
 
+@pytest.mark.parametrize("kind", ["none", "zstd"])
+def test_a_pipe_of_that_name_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    reader, path = make(tmp_path, kind)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="chunk c/1/0/0"):
+        reader.decode(INDEX, as_bytes(buffer()))
+
+
 def test_read_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_zarr_chunks, "_IOV_MAX", 2)
     reader, path = make(tmp_path, "none")

@@ -151,6 +151,16 @@ def test_http(server: Any) -> None:
         loader(0)
 
 
+def test_a_server_that_is_not_there_is_named(server: Any) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    with pytest.raises(FileNotFoundError, match=f"{server.url}/none"):
+        ZarrLoader(f"{server.url}/none", 4)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(OSError, match=f"^{server.url} cannot be read: .*Connect"):
+        ZarrLoader(server.url, 4)
+
+
 def test_http_with_tensorstore(server: Any) -> None:
     pytest.importorskip("tensorstore", reason="tensorstore is not installed")
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
