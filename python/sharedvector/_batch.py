@@ -112,7 +112,7 @@ class BatchMemory:
     def _take(self, size_bytes: int) -> mmap.mmap:
         while True:
             try:
-                block = self._free.popleft()
+                block = self._free.pop()  # the last one used may still be in a cache
             except IndexError:
                 break
             if len(block) >= size_bytes:

@@ -17,7 +17,7 @@
 
 /* No fork can happen during a round: this bounds how long one has to wait. */
 #define GATHER_ROUND_BYTES (UINT64_C(64) << 20)
-#define GATHER_THREAD_BYTES (UINT64_C(4) << 20) /* at least so much for each further thread */
+#define GATHER_THREAD_BYTES (UINT64_C(2) << 20) /* at least so much for each further thread */
 #define GATHER_PART_BYTES (UINT64_C(4) << 20)
 
 /* A chunk that is being moved. The next one is begun when all parts of the one before are given out:

@@ -16,6 +16,8 @@
 #define MOVE_PARTS_PER_THREAD 4
 /* Shorter rows begin and end within a line of the cache too often for streaming stores. */
 #define MOVE_STREAM_ROW_BYTES 2048
+#define MOVE_FETCH_ROW_BYTES 2048 /* longer ones are fetched ahead by the processor */
+#define MOVE_ROWS_AHEAD 8
 
 /* ---- plan ---------------------------------------------------------------------------------- */
 
@@ -342,6 +344,26 @@ move_row(const svi_move *move, unsigned char *to, const unsigned char *from, boo
 
 /* ---- all rows ------------------------------------------------------------------------------ */
 
+/* The axis along which short rows follow each other at a distance. Processors fetch ahead within a
+ * row only, and each new one would be waited for. */
+static const svi_axis *
+move_looks_ahead(const svi_move *move, bool join)
+{
+    const svi_axis *row = &move->axes[move->axis_count - 1];
+    bool is_short =
+        row->from == move->from_bytes && row->count * move->from_bytes <= MOVE_FETCH_ROW_BYTES;
+    return is_short && !join && move->axis_count > 1 ? row - 1 : NULL;
+}
+
+static void
+move_fetch(const svi_move *move, const unsigned char *row)
+{
+    uint64_t bytes = move->axes[move->axis_count - 1].count * move->from_bytes;
+    for (uint64_t at = 0; at < bytes; at += 64) {
+        __builtin_prefetch(row + at);
+    }
+}
+
 static void
 move_rows(const svi_move *move)
 {
@@ -349,7 +371,11 @@ move_rows(const svi_move *move)
     unsigned char *to = move->to;
     const unsigned char *from = move->from;
     bool join = move_joins_rows(move);
+    const svi_axis *over = move_looks_ahead(move, join);
     for (;;) {
+        if (over != NULL && index[over - move->axes] + MOVE_ROWS_AHEAD < over->count) {
+            move_fetch(move, from + MOVE_ROWS_AHEAD * over->from);
+        }
         move_row(move, to, from, join);
         uint32_t k = move->axis_count - (join ? 2 : 1);
         for (; k > 0; k--) {
