@@ -13,6 +13,7 @@ CROP = (16, 128, 128)
 CHUNK = 2 * SHAPE[0] * SHAPE[1] * SHAPE[2]
 SLOTS = 24
 BATCH = 8
+TURN_SECONDS = 0.25
 ENDLESS = 100_000  # batches of an epoch: the start of one is not what is measured
 # Batches that threads or workers make ahead, at most.
 AHEAD = {"PoolLoader": 4, "PoolLoader, crop": 4, "heap, 2 workers": 6}
@@ -62,15 +63,18 @@ def start(state: dict[str, Any], way: str, name: str) -> None:
 
 
 def time_batches(state: dict[str, Any], way: str, count: int) -> float:
-    """Seconds per batch; each is dropped before the next is asked for."""
+    """Seconds per batch, of `count` at least; each is dropped before the next is asked for."""
     batches = state[way]
     ahead = AHEAD.get(way, 0)
     for _ in range(ahead):
         next(batches)  # made before this turn
     start = time.perf_counter()
-    for _ in range(count):
+    made = 0
+    # For a while: the caches were others' before this turn, and are not in a loop that trains.
+    while made < count or time.perf_counter() - start < TURN_SECONDS:
         next(batches)
-    taken = (time.perf_counter() - start) / count
+        made += 1
+    taken = (time.perf_counter() - start) / made
     time.sleep(1.5 * ahead * taken)  # the next ones are not to be made during the turns of others
     return taken
 

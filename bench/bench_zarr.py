@@ -108,7 +108,7 @@ def _layout(
         title = f"{layout}, {side}"
         if layout in ALONE:
             turns[title] = partial(
-                _processor, workers, "volumes.load", check=False, clock="process_time"
+                _processor, workers, "volumes.load", check=False, clock="process_time", turn=False
             )
         else:
             turns[title] = partial(_together, workers, "volumes.load", check=False)
