@@ -358,11 +358,31 @@ float16_of_the_processor(void)
 #endif
 }
 
+/* What is expected is computed in long double, which holds every integer of 64 bits; valgrind
+ * computes it in 64 bits in all. */
+static bool
+long_double_is_wide(void)
+{
+    volatile long double sum = 9223372036854775808.0L;
+    sum += 1;
+    return (uint64_t)sum == (UINT64_C(1) << 63) + 1;
+}
+
+static void
+conversions(void)
+{
+    tap_skip("long double does not hold integers of 64 bits here, as under valgrind");
+}
+
 int
 main(void)
 {
     world_begin(50);
     srand(1);
+    if (!long_double_is_wide()) {
+        RUN(conversions);
+        return world_end();
+    }
     RUN(every_float16);
     RUN(every_middle_of_two_float16);
     RUN(the_plain_loops);
