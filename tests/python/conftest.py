@@ -13,9 +13,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from sharedvector import PoolHandle
 
 # The library promises that files of an ended owner are gone within 10 s.
 GRACE_SECONDS = 10.0
@@ -143,3 +147,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("left behind by the tests", red=True)
         for line in _guard.left:
             terminalreporter.line(line)
+
+
+@pytest.fixture
+def handles() -> Iterator[list[PoolHandle]]:
+    """Handles that the test puts here are closed after it."""
+    made: list[PoolHandle] = []
+    yield made
+    for handle in made:
+        handle.close()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,6 @@ from pool_support import (
 from sharedvector import PoolHandle, PoolSpawnError, _core, ensure_pool
 from sharedvector._launch import pack_loader
 from sharedvector._verdict import Verdict, status_words
-
-
-@pytest.fixture
-def handles() -> Iterator[list[PoolHandle]]:
-    made: list[PoolHandle] = []
-    yield made
-    for handle in made:
-        handle.close()
 
 
 def supervisor_of_this_process() -> int:

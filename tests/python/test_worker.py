@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,6 @@ from pool_support import (
 )
 
 from sharedvector import PoolHandle, PoolSpawnError, SharedVector, _core, ensure_pool
-
-
-@pytest.fixture
-def handles() -> Iterator[list[PoolHandle]]:
-    made: list[PoolHandle] = []
-    yield made
-    for handle in made:
-        handle.close()
 
 
 def workers() -> list[int]:
