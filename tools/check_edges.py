@@ -25,7 +25,7 @@ ACCESS = re.compile(
 )
 COMMENT = re.compile(r"/\*(.*?)\*/", re.DOTALL)
 EDGE = re.compile(r"\bE[0-9]+\b")
-RULE = re.compile(r"\b[IPWARFVSOC][0-9]+\b")
+RULE = re.compile(r"\b[IPWARFVSOBC][0-9]+\b")
 REMARK = re.compile(r"\b(relaxed|counters?|hints?)\b")
 # Words that edges run through: even a relaxed access of one of them says why it may be.
 PROTOCOL_WORD = re.compile(
@@ -162,7 +162,7 @@ def judge_edge(edge: Edge, accesses: list[Access]) -> Iterator[str]:
 def check(table: Path, source: Path) -> tuple[int, list[str]]:
     """The number of accesses, and everything that is wrong."""
     edges = read_table(table)
-    rules = set(re.findall(r"(?:\*\*|^- )([IPWARFVSOC][0-9]+)\b", table.read_text(), re.MULTILINE))
+    rules = set(re.findall(r"(?:\*\*|^- )([IPWARFVSOBC][0-9]+)\b", table.read_text(), re.MULTILINE))
     accesses = [
         access
         for path in sorted((*source.glob("*.c"), *source.glob("*.h")))

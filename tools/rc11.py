@@ -35,6 +35,7 @@ from rc11_shapes import (
     count_for_other,
     fork_moves_pins,
     pin_against_publish,
+    pin_against_removal,
     publish_chunk,
     recover_then_refill,
     row_taken_again,
@@ -193,6 +194,17 @@ SHAPES = [
         ("unpin", "look", "closing", "sum"),
         unpin_against_close,
         all_true,
+    ),
+    Shape(
+        "pin against removal",
+        {
+            "retire": Site("E13", 0, "rmw", "retired"),
+            "look": Site("E13", 1, "load", "retired"),
+            "pin": PIN,
+            "scan": SCAN,
+        },
+        ("retire", "look", "pin", "scan"),
+        pin_against_removal,
     ),
 ]
 

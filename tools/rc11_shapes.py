@@ -322,6 +322,24 @@ def unpin_against_close(o: dict[str, str]) -> tuple[list[Thread], dict[str, int]
     return [viewer, closer], {"cell": 1, "closing": 0}
 
 
+def pin_against_removal(o: dict[str, str]) -> tuple[list[Thread], dict[str, int]]:
+    """A block is pinned while its maker removes it and gives its memory back, a write of zeros."""
+
+    def reader() -> Generator[Op, int, object]:
+        yield ("add", "cell", 1, o["pin"])
+        if (yield ("load", "retired", o["look"])) == 0:
+            yield ("read", "data")
+        return None
+
+    def remover() -> Generator[Op, int, object]:
+        yield ("cas", "retired", 0, 1, o["retire"])
+        if (yield ("load", "cell", o["scan"])) == 0:
+            yield ("write", "data", 0)
+        return None
+
+    return [reader, remover], {"cell": 0, "retired": 0, "data": 1}
+
+
 def any_true(results: list[object]) -> bool:
     return any(result is True for result in results)
 

@@ -1,11 +1,13 @@
 /*
- * sharedvector: look at the pools of this node and mend them, without Python.
+ * sharedvector: look at the pools and blocks of this node and mend them, without Python.
  *
  *     sharedvector list              every segment, its size, owner and readers
  *     sharedvector info NAME         settings, counters, and who is attached
  *     sharedvector recover NAME      give back what dead processes held
  *     sharedvector check NAME        check the segment's invariants
  *     sharedvector remove NAME...    unlink names; those attached keep their data
+ *     sharedvector sweep [--prefix PREFIX] [--dry-run]
+ *                                    remove what dead makers and owners left
  *
  * Exit status: 0 done, 1 it failed, 2 wrong call.
  */
@@ -40,8 +42,9 @@ static int
 print_item(const sv_listed *item, void *context)
 {
     (void)context;
-    printf("%-32s %10.1f MiB  uid %-6u  owner %-16s %s\n", item->name, mebibytes(item->bytes),
-           item->uid, owner_word(item->owned, item->owner_live),
+    printf("%-32s %10.1f MiB  uid %-6u  %s %-16s %s\n", item->name, mebibytes(item->bytes),
+           item->uid, item->block ? "block, maker" : "owner",
+           owner_word(item->owned, item->owner_live),
            item->attached ? "in use" : "nobody attached");
     return 0;
 }
@@ -88,26 +91,17 @@ print_counters(sv_segment *segment)
 }
 
 static void
-print_facts(const sv_segment *segment)
+print_pool(const sv_segment *segment, const sv_info *info)
 {
     static const char *const reasons[] = {"", "its owner closed it", "its owner died",
                                           "its producer was given up"};
-    sv_info info;
     sv_stats stats;
-    if (sv_segment_info(segment, &info) != 0) {
-        return;
-    }
     sv_stats_get(segment, &stats);
     int retired = sv_retired_get(segment);
-    printf("name               %s/%s\n", info.directory, info.name);
-    printf("generation         %s\n", info.generation);
-    printf("dtype              %s, %u bytes\n", info.dtype, info.itemsize);
     printf("slots              %u of %u filled, %u spare buffers\n", sv_size(segment),
-           info.slot_count, info.buffer_count - info.slot_count);
-    printf("chunk size         %" PRIu64 " bytes\n", info.chunk_size);
-    printf("memory             %.1f MiB, and %.1f KiB for each attached process\n",
-           mebibytes(info.segment_bytes), (double)info.row_bytes / 1024.0);
-    printf("owner              %s\n", owner_word(info.owned, (uint32_t)sv_owner_live(segment)));
+           info->slot_count, info->buffer_count - info->slot_count);
+    printf("chunk size         %" PRIu64 " bytes\n", info->chunk_size);
+    printf("owner              %s\n", owner_word(info->owned, (uint32_t)sv_owner_live(segment)));
     if (retired > 0 && retired < 4) {
         printf("refreshed          no: %s\n", reasons[retired]);
     }
@@ -118,6 +112,34 @@ print_facts(const sv_segment *segment)
                : (double)stats.reads_at_replace_total / (double)stats.replace_events,
            stats.reads_at_replace_max);
     printf("blocked            %" PRIu64 " replaces\n", stats.blocked_replaces);
+}
+
+static void
+print_block(const sv_segment *segment, const sv_info *info)
+{
+    printf("block              %" PRIu64 " bytes%s\n", info->chunk_size,
+           sv_size(segment) != 0 ? "" : ", not finished");
+    printf("maker              %s\n", owner_word(info->owned, (uint32_t)sv_owner_live(segment)));
+}
+
+static void
+print_facts(sv_segment *segment)
+{
+    sv_info info;
+    if (sv_segment_info(segment, &info) != 0) {
+        return;
+    }
+    printf("name               %s/%s\n", info.directory, info.name);
+    printf("generation         %s\n", info.generation);
+    printf("dtype              %s, %u bytes\n", info.dtype, info.itemsize);
+    printf("memory             %.1f MiB, and %.1f KiB for each attached process\n",
+           mebibytes(info.segment_bytes), (double)info.row_bytes / 1024.0);
+    if (info.block) {
+        print_block(segment, &info);
+    } else {
+        print_pool(segment, &info);
+        print_counters(segment);
+    }
 }
 
 static int
@@ -144,7 +166,6 @@ static int
 command_info(sv_segment *segment)
 {
     print_facts(segment);
-    print_counters(segment);
     return print_rows(segment);
 }
 
@@ -184,12 +205,53 @@ command_remove(int count, char **names)
     return status;
 }
 
+typedef struct sweeping {
+    const char *word;
+    uint64_t count;
+    uint64_t bytes;
+} sweeping;
+
+static int
+print_swept(const sv_listed *item, void *context)
+{
+    sweeping *so_far = context;
+    so_far->count++;
+    so_far->bytes += item->bytes;
+    printf("%s  %-5s  %10.1f MiB  %s\n", so_far->word, item->block ? "block" : "pool",
+           mebibytes(item->bytes), item->name);
+    return 0;
+}
+
+/* -1: a wrong call. */
+static int
+command_sweep(int count, char **words)
+{
+    const char *prefix = NULL;
+    int dry_run = 0;
+    for (int i = 0; i < count; i++) {
+        if (strcmp(words[i], "--dry-run") == 0) {
+            dry_run = 1;
+        } else if (strcmp(words[i], "--prefix") == 0 && i + 1 < count) {
+            prefix = words[++i];
+        } else {
+            return -1;
+        }
+    }
+    sv_error err;
+    sweeping all = {.word = dry_run ? "would remove" : "removed", .count = 0, .bytes = 0};
+    int status = sv_sweep(NULL, NULL, prefix, dry_run, print_swept, &all, &err);
+    printf("%s %" PRIu64 " orphan%s, %.1f MiB\n", all.word, all.count, all.count == 1 ? "" : "s",
+           mebibytes(all.bytes));
+    return status == 0 ? 0 : command_fail(&err);
+}
+
 static void
 usage(FILE *to)
 {
     (void)fprintf(to, "usage: sharedvector list\n"
                       "       sharedvector info|recover|check NAME\n"
                       "       sharedvector remove NAME...\n"
+                      "       sharedvector sweep [--prefix PREFIX] [--dry-run]\n"
                       "       sharedvector --version|--help\n");
 }
 
@@ -214,6 +276,14 @@ main(int argc, char **argv)
     }
     if (argc >= 3 && strcmp(argv[1], "remove") == 0) {
         return command_remove(argc - 2, argv + 2);
+    }
+    if (argc >= 2 && strcmp(argv[1], "sweep") == 0) {
+        int status = command_sweep(argc - 2, argv + 2);
+        if (status < 0) {
+            usage(stderr);
+            return 2;
+        }
+        return status;
     }
     for (size_t i = 0; argc == 3 && i < sizeof verbs / sizeof verbs[0]; i++) {
         if (strcmp(argv[1], verbs[i].word) == 0) {

@@ -145,6 +145,7 @@ typedef struct sv_options {
     uint64_t expect_inode;    /* attach: refuse any other file; 0: any */
     uint32_t expect_slots;    /* attach: refuse another number of slots; 0: any */
     uint32_t owned;           /* create: 1 makes this process the recorded owner (a pool) */
+    uint32_t block;           /* create: 1 makes a block, of one slot and no spare buffer */
     uint64_t timeout_ns;      /* longest wait for another creator or a sweeper, beside the time that
                                   reserving the memory takes; 5 s */
 } sv_options;
@@ -161,7 +162,8 @@ typedef struct sv_info {
     uint32_t max_rows;
     uint32_t max_arrays;
     uint32_t stats_capacity;
-    uint32_t owned; /* 1: a pool whose owner is recorded */
+    uint32_t owned; /* 1: a pool or a block whose owner is recorded */
+    uint32_t block; /* 1: a block */
     uint32_t mode;
     uint64_t chunk_size;
     uint64_t segment_bytes; /* memory reserved in total: header, slots, headers, ring, payload */
@@ -334,10 +336,12 @@ typedef struct sv_listed {
     char name[SV_MAX_NAME_BYTES + 1];
     char generation[SV_GENERATION_BYTES];
     uint64_t bytes; /* memory that it takes now */
-    uint32_t owned;
+    uint32_t owned; /* 1: a pool or a block whose owner is recorded */
+    uint32_t block; /* 1: a block */
     uint32_t owner_live;
     uint32_t attached; /* 1: at least one living process is attached */
     uint32_t uid;
+    int32_t owner_pid; /* of the owner, as it saw itself; for people; 0: not known */
     uint64_t inode;
 } sv_listed;
 
@@ -645,12 +649,105 @@ SV_API SV_MUST_CHECK int sv_pool_create(sv_owner *owner, const sv_options *optio
 /* End a reign: marker, segment (only if it is this reign's), handle, lock, in this order. */
 SV_API int sv_pool_close(sv_owner *owner, sv_segment *segment, sv_error *err);
 
+/* ---- blocks: one array, shared with the processes of one job ------------------------------- */
+
+/*
+ * Draw a name for a block: sv-<uid>-<prefix>-<16 hexadecimal digits>.
+ *
+ * prefix   1 to 64 letters, digits, '_', '.' and '-'. SV_EINVAL, SV_ESYS.
+ */
+SV_API SV_MUST_CHECK int sv_block_name(const char *prefix, char out[SV_MAX_NAME_BYTES + 1],
+                                       sv_error *err);
+
+/*
+ * Make a block: a segment with one buffer, which is written in place and never replaced. Its life is
+ * tied to this process: when that dies, sv_sweep() removes the block.
+ *
+ * array    what it holds. data NULL: zeros. dtype must be set; at most one array.
+ * options  mode, directory, max_rows and timeout_ns count (NULL: defaults).
+ * Effect   *out is removed with sv_block_remove() and closed with sv_segment_close(). One that is only
+ *          closed keeps its name until somebody sweeps.
+ * Returns  as sv_segment_open() and sv_append().
+ * Cost     One copy, by several threads from 16 MiB on; none for zeros.
+ * Python   share, SharedArray.empty
+ */
+SV_API SV_MUST_CHECK int sv_block_create(const char *prefix, const sv_array *array,
+                                         const sv_options *options, sv_segment **out,
+                                         sv_error *err);
+
+/*
+ * Pin the array of a block, to read it or to write it.
+ *
+ * writable  1: *data is set to where it may be written. What several processes write there at once is
+ *           theirs to sort out.
+ * Effect    The memory stays until sv_unpin(view), whatever becomes of the block. Counts no read.
+ * Returns   as sv_pin(), and SV_ENOENT the block was removed · SV_EINVAL it is no block, or its maker
+ *           has not finished it.
+ * Python    SharedArray.array
+ */
+SV_API SV_MUST_CHECK int sv_block_pin(sv_segment *segment, int writable, sv_view *view, void **data,
+                                      sv_error *err);
+
+/*
+ * Map a part of a pinned block before it is read (or written) for the first time: all of its page
+ * faults in one call. A hint: never fails; offset and size_bytes are cut to the block.
+ */
+SV_API void sv_block_prefault(const sv_view *view, int writable, uint64_t offset,
+                              uint64_t size_bytes);
+
+/*
+ * A private copy of a block's array, made page by page as it is written to (MAP_PRIVATE): nothing that
+ * is done to it reaches the block. Keep a view of the block while it is in use; give it back with
+ * munmap(*base, *bytes). SV_EINVAL no block · SV_ENOMEM, SV_ESYS, SV_ECLOSED.
+ */
+SV_API SV_MUST_CHECK int sv_block_map_private(sv_segment *segment, void **base, size_t *bytes,
+                                              sv_error *err);
+
+/*
+ * Remove a block's name, and give its memory back at once unless a view of it is alive anywhere; then
+ * when the last of those who are attached lets go. Only the process that made it may: SV_EFORKED in
+ * others, and nothing happens. A second call does nothing. SV_EINVAL no block · SV_ECLOSED · SV_ESYS the
+ * name cannot be unlinked, nothing is changed; or it is gone, but (SV_ENOMEM too) the header cannot be
+ * mapped: then the memory goes with the last who are attached, and the call may be repeated.
+ *
+ * Concurrency  Edge E13: either the remover sees a pin, or the reader sees that the block is gone.
+ */
+SV_API int sv_block_remove(sv_segment *segment, sv_error *err);
+
+/* Unlink the names of all blocks that this process made and has not removed. Async-signal-safe: for a
+ * handler of a signal that ends the process. */
+SV_API void sv_block_unlink_all(void);
+
+/* Views of a segment that this process holds; 0 on a closed handle. */
+SV_API uint64_t sv_own_pins(const sv_segment *segment);
+
 /* ---- looking around ------------------------------------------------------------------------ */
 
 /* Call `each` for every segment in a directory (as in sv_options). A non-zero return ends the walk
  * and is returned. SV_ESYS the directory cannot be read. */
 SV_API int sv_list(const char *directory, int (*each)(const sv_listed *item, void *context),
                    void *context, sv_error *err);
+
+/*
+ * Remove what dead processes left: blocks that the caller's user named (sv-<uid>-...), and pools that
+ * record an owner. Never one whose owner lives, in whatever pid namespace; never a plain segment,
+ * which records no owner; never another user's.
+ *
+ * lock_dir  as for sv_owner_acquire(); a pool is removed under its owner's lock.
+ * prefix    NULL: all; else only blocks made with this prefix, and pools whose names begin with it.
+ * dry_run   1: remove nothing, only tell.
+ * each      called for everything that was removed (NULL: nobody asks); a non-zero return ends it.
+ * Returns   that non-zero value, or SV_EINVAL an empty prefix · SV_ESYS a directory cannot be read, or
+ *           what the first thing failed with that could not be removed, after all others were.
+ * Python    sweep
+ */
+SV_API int sv_sweep(const char *directory, const char *lock_dir, const char *prefix, int dry_run,
+                    int (*each)(const sv_listed *item, void *context), void *context,
+                    sv_error *err);
+
+/* Bytes of memory that this machine and the caller's control groups still have, UINT64_MAX when
+ * unknown; *limit (NULL allowed) is set to words for which of them it is. */
+SV_API uint64_t sv_memory_free(const char **limit);
 
 /* Check the invariants of docs/PROTOCOL.md while other processes go on. Returns 0, or SV_EFORMAT
  * with the first broken one in err. */

@@ -35,7 +35,7 @@ check_slot(sv_segment *segment, const svi_mapping *m, uint32_t slot, sv_error *e
     if (status != 0) {
         svi_gate_leave();
     }
-    if (status == SV_EMODIFIED) {
+    if (status == SV_EMODIFIED || status == SV_ENOENT) { /* ENOENT: a block that was removed */
         return 0;
     }
     if (status != 0) {

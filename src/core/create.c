@@ -8,8 +8,10 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "block.h"
 #include "error.h"
 #include "fork.h"
+#include "huge.h"
 #include "os.h"
 #include "row.h"
 
@@ -64,6 +66,7 @@ create_write_header(svm_header *h, const svi_geometry *g, const sv_options *opti
     h->h_stats_capacity = g->stats_capacity;
     h->h_itemsize = g->itemsize;
     h->h_owned = options->owned != 0;
+    h->h_kind = g->kind;
     h->h_mode = options->mode;
     h->h_off_slots = g->off_slots;
     h->h_off_buffers = g->off_buffers;
@@ -108,6 +111,7 @@ create_fill(int fd, const svi_place *place, const sv_options *options, const cha
         return svi_fail(err, SV_ESYS, -status, "create segment", "cannot prepare '%s' in '%s'",
                         place->name, place->directory);
     }
+    svi_huge_reserve(fd, g->off_payload, g->segment_bytes);
     if ((status = svi_os_allocate(fd, 0, g->off_rows)) != 0 ||
         (status = svi_os_allocate(fd, g->off_ring, g->segment_bytes - g->off_ring)) != 0) {
         uint64_t free_bytes = 0;
@@ -150,7 +154,7 @@ create_make(const svi_place *place, const sv_options *options, const svi_geometr
     }
     m->owner = options->owned != 0;
     if ((status = svi_row_join(m, -1, m->owner ? SVI_ROW_OWNER : 0, err)) != 0 ||
-        (status = create_test_locks(m, err)) != 0) {
+        (status = create_test_locks(m, err)) != 0 || (status = svi_block_list(m, err)) != 0) {
         svi_mapping_drop(m);
         return status;
     }

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "block.h"
 #include "error.h"
 #include "os.h"
 #include "row.h"
@@ -49,7 +50,7 @@ static void
 fork_map_again(svi_mapping *m)
 {
     void *ro = NULL;
-    if (svi_os_map(svi_probe(m), 0, m->g.segment_bytes, false, &ro) == 0) {
+    if (svi_mapping_map(&m->g, svi_probe(m), false, &ro) == 0) {
         svi_os_dont_dump((unsigned char *)ro + m->g.off_payload,
                          m->g.segment_bytes - m->g.off_payload);
         m->ro = ro; /* else header and slots stay readable, and payload faults */
@@ -71,6 +72,7 @@ fork_adopt(bool handlers_ran)
          * somebody else and must not be touched. */
         m->hold = (svi_hold){.row = SVI_NO_ROW};
         m->owner = false;
+        svi_block_unlist(m); /* the names are the parent's (B4) */
         svi_store_relaxed(&m->reservations, 0);
         if (m->prefaulted != NULL) { /* the pages were the parent's */
             memset(m->prefaulted, 0, m->g.buffer_count * sizeof *m->prefaulted);

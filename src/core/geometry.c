@@ -73,9 +73,13 @@ svi_geometry_plan(const sv_options *options, svi_geometry *out, sv_error *err)
     svi_geometry g = {.chunk_size = options->chunk_size,
                       .max_rows = options->max_rows,
                       .max_arrays = options->max_arrays,
-                      .itemsize = options->itemsize};
+                      .itemsize = options->itemsize,
+                      .kind = options->block != 0 ? SVI_KIND_BLOCK : SVI_KIND_VECTOR};
+    /* A block's only buffer is never replaced: none has to be free. */
+    uint64_t most_slots = g.kind == SVI_KIND_BLOCK ? 1 : SV_MAX_BUFFERS - 1;
+    uint64_t spares = g.kind == SVI_KIND_BLOCK ? 0 : options->spare_buffers;
     int status;
-    uint64_t slots = options->slot_count;
+    uint64_t slots = g.kind == SVI_KIND_BLOCK ? 1 : options->slot_count;
     uint64_t bare = options->slot_count;
     if ((status = geometry_check_range("chunk_size", g.chunk_size, 1, GEOMETRY_MAX_BYTES / 4,
                                        err)) != 0) {
@@ -98,9 +102,8 @@ svi_geometry_plan(const sv_options *options, svi_geometry *out, sv_error *err)
         samples = bare < 8 ? 16 : 2 * bare;
         samples = samples > UINT32_MAX / 2 ? UINT32_MAX / 2 : samples;
     }
-    if ((status = geometry_check_range("the number of slots", slots, 1, SV_MAX_BUFFERS - 1, err)) !=
-            0 ||
-        (status = geometry_check_range("spare_buffers", options->spare_buffers, 1,
+    if ((status = geometry_check_range("the number of slots", slots, 1, most_slots, err)) != 0 ||
+        (status = geometry_check_range("spare_buffers", spares, g.kind != SVI_KIND_BLOCK,
                                        SV_MAX_BUFFERS - slots, err)) != 0 ||
         (status = geometry_check_range("max_rows", g.max_rows, 1, SV_MAX_ROWS, err)) != 0 ||
         (status = geometry_check_range("max_arrays", g.max_arrays, 1, SV_MAX_ARRAYS, err)) != 0 ||
@@ -109,7 +112,7 @@ svi_geometry_plan(const sv_options *options, svi_geometry *out, sv_error *err)
         return status;
     }
     g.slot_count = (uint32_t)slots;
-    g.buffer_count = (uint32_t)slots + options->spare_buffers;
+    g.buffer_count = (uint32_t)(slots + spares);
     g.stats_capacity = (uint32_t)samples;
     if (!geometry_lay_out(&g)) {
         return svi_fail(err, SV_EINVAL, 0, "check options",
@@ -152,11 +155,14 @@ svi_geometry_read(const svm_header *h, uint64_t file_bytes, const char *path, sv
                       .max_rows = h->h_max_rows,
                       .max_arrays = h->h_max_arrays,
                       .stats_capacity = h->h_stats_capacity,
-                      .itemsize = h->h_itemsize};
-    int sane = g.chunk_size >= 1 && g.chunk_size <= GEOMETRY_MAX_BYTES / 4 && g.slot_count >= 1 &&
-               g.buffer_count > g.slot_count && g.buffer_count <= SV_MAX_BUFFERS &&
-               g.max_rows >= 1 && g.max_rows <= SV_MAX_ROWS && g.max_arrays >= 1 &&
-               g.max_arrays <= SV_MAX_ARRAYS && g.stats_capacity >= 1 &&
+                      .itemsize = h->h_itemsize,
+                      .kind = h->h_kind};
+    int counts = g.kind == SVI_KIND_BLOCK ? g.slot_count == 1 && g.buffer_count == 1
+                                          : g.kind == SVI_KIND_VECTOR && g.slot_count >= 1 &&
+                                                g.buffer_count > g.slot_count;
+    int sane = g.chunk_size >= 1 && g.chunk_size <= GEOMETRY_MAX_BYTES / 4 && counts &&
+               g.buffer_count <= SV_MAX_BUFFERS && g.max_rows >= 1 && g.max_rows <= SV_MAX_ROWS &&
+               g.max_arrays >= 1 && g.max_arrays <= SV_MAX_ARRAYS && g.stats_capacity >= 1 &&
                g.stats_capacity <= UINT32_MAX / 2 && g.itemsize >= 1 &&
                geometry_text_ends(h->h_generation, sizeof h->h_generation) &&
                geometry_text_ends(h->h_dtype, sizeof h->h_dtype) && geometry_lay_out(&g);

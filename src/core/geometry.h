@@ -21,6 +21,7 @@ typedef struct svi_geometry {
     uint32_t max_arrays;
     uint32_t stats_capacity;
     uint32_t itemsize;
+    uint32_t kind; /* enum svi_kind */
 } svi_geometry;
 
 /* Check the options of a creation and lay the segment out. SV_EINVAL names option and limits. */

@@ -29,6 +29,8 @@
 #define SVI_LOCK_OWNER (SVI_LOCK_BASE + 1)    /* write: the owner of the pool lives */
 #define SVI_LOCK_ROW (SVI_LOCK_BASE + 64)     /* + row, write: the row's process lives */
 
+enum svi_kind { SVI_KIND_VECTOR = 0, SVI_KIND_BLOCK = 1 };
+
 typedef struct svm_header {
     /* fixed */
     char h_magic[8];
@@ -57,7 +59,8 @@ typedef struct svm_header {
     uint64_t h_off_payload;
     uint64_t h_row_stride;
     uint64_t h_created_ns;
-    char h_pad0[48];
+    uint32_t h_kind; /* enum svi_kind */
+    char h_pad0[44];
     char h_generation[SV_GENERATION_BYTES];
     char h_dtype[SV_DTYPE_BYTES];
     /* atomic; one cache line for each set of writers */
@@ -135,6 +138,7 @@ typedef struct svm_row {
 
 _Static_assert(offsetof(svm_header, h_segment_bytes) == 32, "format 1");
 _Static_assert(offsetof(svm_header, h_off_slots) == 88, "format 1");
+_Static_assert(offsetof(svm_header, h_kind) == 144, "format 1");
 _Static_assert(offsetof(svm_header, h_generation) == 192, "format 1");
 _Static_assert(offsetof(svm_header, h_dtype) == 256, "format 1");
 _Static_assert(offsetof(svm_header, h_size) == 512, "format 1");

@@ -9,8 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "block.h"
 #include "error.h"
 #include "fork.h"
+#include "huge.h"
 #include "os.h"
 #include "row.h"
 
@@ -65,12 +67,20 @@ svi_fresh(svi_mapping *m)
     return named >= 0 ? named : fd;
 }
 
+int
+svi_mapping_map(const svi_geometry *g, int fd, bool writable, void **out)
+{
+    return g->segment_bytes - g->off_payload >= SVI_HUGE_BYTES
+               ? svi_os_map_huge(fd, 0, g->segment_bytes, writable, out)
+               : svi_os_map(fd, 0, g->segment_bytes, writable, out);
+}
+
 static int
 mapping_make_writable(svi_mapping *m, unsigned char **rw, sv_error *err)
 {
     int fd = svi_probe(m);
     void *map = NULL;
-    int status = fd < 0 ? fd : svi_os_map(fd, 0, m->g.segment_bytes, true, &map);
+    int status = fd < 0 ? fd : svi_mapping_map(&m->g, fd, true, &map);
     if (status < 0) {
         return svi_fail(err, status == -ENOMEM ? SV_ENOMEM : SV_ESYS, -status, "map segment",
                         "cannot map the %llu bytes of '%s' for writing",
@@ -151,6 +161,8 @@ void
 svi_mapping_drop(svi_mapping *m)
 {
     unsigned char *rw = atomic_load_explicit(&m->rw, memory_order_relaxed);
+    svi_block_settle_locked(m);
+    svi_block_unlist(m);
     atomic_store_explicit(m->cells, NULL, memory_order_relaxed);
     svi_row_drop(m, &m->hold);
     if (rw != NULL && rw != m->ro) {
@@ -233,11 +245,11 @@ svi_mapping_make(int fd, const svi_facts *facts, const svi_place *place, svi_map
         return svi_fail(err, SV_ENOMEM, ENOMEM, "map segment", "no memory for a mapping");
     }
     void *map = NULL;
-    int status = svi_os_map(fd, 0, g->segment_bytes, false, &map);
+    int status = svi_mapping_map(g, fd, false, &map);
 #ifdef SVI_TESTING
     if (svi_testing_single_map) {
         svi_os_unmap(map, g->segment_bytes);
-        status = svi_os_map(fd, 0, g->segment_bytes, true, &map);
+        status = svi_mapping_map(g, fd, true, &map);
         atomic_store_explicit(&m->rw, map, memory_order_release);
     }
 #endif

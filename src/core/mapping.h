@@ -53,7 +53,8 @@ typedef struct svi_mapping {
     uint64_t views_since; /* views of older processes have no pins here (rule F3) */
     bool mapped;          /* process lock */
     bool owner;           /* this process holds the owner byte; process lock */
-    uint32_t handles;     /* process lock */
+    struct svi_listing *listing; /* of a block that this process made; process lock */
+    uint32_t handles;            /* process lock */
     svi_word reservations;
     svi_word closing; /* the last handle is gone, views are not (rule V2) */
     int probe;        /* only for making fresh descriptions and testing locks */
@@ -165,6 +166,9 @@ svi_size(const svi_mapping *m)
     uint64_t size = svi_load_acquire(&svi_header(m)->h_size); /* E5 */
     return size > m->g.slot_count ? m->g.slot_count : (uint32_t)size;
 }
+
+/* Map a whole segment; -errno. */
+int svi_mapping_map(const svi_geometry *g, int fd, bool writable, void **out);
 
 /* The writable map of the whole file; made by the first write and kept. */
 int svi_writable(svi_mapping *m, unsigned char **rw, sv_error *err);

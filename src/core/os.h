@@ -14,6 +14,8 @@
 int svi_os_random(void *out, size_t bytes);
 uint64_t svi_os_monotonic_ns(void);
 uint64_t svi_os_realtime_ns(void);
+/* Processor time of the calling thread, the kernel's work for it included. */
+uint64_t svi_os_thread_ns(void);
 void svi_os_sleep_ns(uint64_t nanoseconds);
 
 /* Open with O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK added: never follow a link, never wait for a FIFO. */
@@ -28,6 +30,8 @@ int svi_os_fstat(int fd, struct stat *out);
 int svi_os_fchmod(int fd, mode_t mode);
 int svi_os_truncate(int fd, uint64_t bytes);
 int svi_os_allocate(int fd, uint64_t offset, uint64_t bytes);
+/* Give the memory of a part of the file back; it reads as zeros. A file system that cannot: nothing. */
+void svi_os_punch(int fd, uint64_t offset, uint64_t bytes);
 int svi_os_link(int fd, const char *path);
 int svi_os_unlink(const char *path);
 int svi_os_rename(const char *from, const char *to);
@@ -35,12 +39,21 @@ int svi_os_pread(int fd, void *out, size_t bytes, uint64_t offset);
 int svi_os_pwrite(int fd, const void *data, size_t bytes, uint64_t offset);
 
 int svi_os_map(int fd, uint64_t offset, size_t bytes, bool writable, void **out);
+/* The same at an address that agrees with the offset modulo 2 MiB, so that huge pages of the file are
+ * mapped as such. */
+int svi_os_map_huge(int fd, uint64_t offset, size_t bytes, bool writable, void **out);
+/* Make one huge page of 2 MiB of a shared map; a kernel that cannot says -EINVAL. */
+int svi_os_collapse(void *address, size_t bytes);
+/* A writable map whose changes stay private to this process. */
+int svi_os_map_private(int fd, uint64_t offset, size_t bytes, void **out);
 /* A writable map that keeps fd's open file description alive, in this process and (unless `inherit`)
  * in no forked child. */
 int svi_os_map_anchor(int fd, uint64_t offset, size_t bytes, bool inherit, void **out);
 int svi_os_map_wipe_on_fork(size_t bytes, void **out);
 /* Fault whole pages in for writing, all at once (Linux 5.14); where that fails they fault one by one. */
 void svi_os_prefault(void *address, size_t bytes);
+/* The same for reading. */
+void svi_os_prefault_read(void *address, size_t bytes);
 void svi_os_unmap(void *address, size_t bytes);
 /* MADV_DONTDUMP, MADV_DONTFORK and MADV_DOFORK; advice that the kernel refuses is no error, except
  * that the fork advice reports it. */

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -55,6 +54,12 @@ uint64_t
 svi_os_realtime_ns(void)
 {
     return os_clock_ns(CLOCK_REALTIME);
+}
+
+uint64_t
+svi_os_thread_ns(void)
+{
+    return os_clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
 void
@@ -156,6 +161,12 @@ svi_os_allocate(int fd, uint64_t offset, uint64_t bytes)
     return 0;
 }
 
+void
+svi_os_punch(int fd, uint64_t offset, uint64_t bytes)
+{
+    (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+}
+
 int
 svi_os_link(int fd, const char *path)
 {
@@ -211,80 +222,6 @@ svi_os_pwrite(int fd, const void *data, size_t bytes, uint64_t offset)
         done += (size_t)put;
     }
     return 0;
-}
-
-int
-svi_os_map(int fd, uint64_t offset, size_t bytes, bool writable, void **out)
-{
-    int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-    void *address = mmap(NULL, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
-    if (address == MAP_FAILED) {
-        return -errno;
-    }
-    *out = address;
-    return 0;
-}
-
-int
-svi_os_map_anchor(int fd, uint64_t offset, size_t bytes, bool inherit, void **out)
-{
-    void *address = NULL;
-    int status = svi_os_map(fd, offset, bytes, true, &address);
-    if (status != 0) {
-        return status;
-    }
-    if (!inherit && madvise(address, bytes, MADV_DONTFORK) != 0) {
-        status = -errno;
-        (void)munmap(address, bytes);
-        return status;
-    }
-    *out = address;
-    return 0;
-}
-
-int
-svi_os_map_wipe_on_fork(size_t bytes, void **out)
-{
-    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (address == MAP_FAILED) {
-        return -errno;
-    }
-    if (madvise(address, bytes, MADV_WIPEONFORK) != 0) {
-        int status = -errno;
-        (void)munmap(address, bytes);
-        return status;
-    }
-    *out = address;
-    return 0;
-}
-
-void
-svi_os_prefault(void *address, size_t bytes)
-{
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-    (void)madvise(address, bytes, MADV_POPULATE_WRITE);
-}
-
-void
-svi_os_unmap(void *address, size_t bytes)
-{
-    if (address != NULL) {
-        (void)munmap(address, bytes);
-    }
-}
-
-void
-svi_os_dont_dump(void *address, size_t bytes)
-{
-    (void)madvise(address, bytes, MADV_DONTDUMP);
-}
-
-int
-svi_os_pass_to_children(void *address, size_t bytes, bool pass)
-{
-    return madvise(address, bytes, pass ? MADV_DOFORK : MADV_DONTFORK) != 0 ? -errno : 0;
 }
 
 static struct flock

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "array.h"
+#include "block.h"
 #include "error.h"
 #include "fork.h"
 #include "row.h"
@@ -115,6 +116,10 @@ pin_slot(sv_segment *segment, uint32_t slot, uint64_t amount, sv_view *view)
     if (status != 0) {
         return status;
     }
+    if (__builtin_expect(m->g.kind == SVI_KIND_BLOCK, 0) && svi_block_is_removed(m)) {
+        svi_unpin_buffer(m, buffer);
+        return SV_ENOENT;
+    }
     status = pin_describe(m, buffer, view);
     if (status != 0) {
         svi_unpin_buffer(m, buffer);
@@ -149,7 +154,12 @@ sv_unpin(sv_view *view)
     view->mapping_ = NULL;
     /* A view that came with a fork, but whose pin could not be handed over, holds nothing here. */
     if (__builtin_expect(view->state_ >= m->views_since, 1)) {
+        /* Looked at before: without the pin the header may be unmapped. */
+        bool removed = m->g.kind == SVI_KIND_BLOCK && svi_block_is_removed(m);
         svi_unpin_buffer(m, view->buffer_);
+        if (__builtin_expect(removed, 0)) {
+            svi_block_settle(m);
+        }
     }
 }
 

@@ -28,10 +28,9 @@ reserve_is_named(const svi_mapping *m, unsigned char *rw, uint32_t buffer)
     return word != SVI_EMPTY && svi_slot_buffer(word) == buffer;
 }
 
-/* A scan that a hand-over of pins overlapped may have looked at the child before the copy and at
- * the parent after its unpin: then it looks again (rule F2). */
-static bool
-reserve_is_pinned(const svi_mapping *m, uint32_t buffer)
+/* Such a scan may have looked at the child before the copy and at the parent after its unpin. */
+bool
+svi_buffer_is_pinned(const svi_mapping *m, uint32_t buffer)
 {
     const svm_header *header = svi_header(m);
     for (;;) {
@@ -59,7 +58,7 @@ reserve_take(const svi_mapping *m, unsigned char *rw, uint32_t row, uint32_t buf
     SVI_STEP("reserve.claimed");
     if (reserve_is_named(m, rw, buffer)) {
         result = TAKE_NAMED;
-    } else if (reserve_is_pinned(m, buffer)) {
+    } else if (svi_buffer_is_pinned(m, buffer)) {
         result = TAKE_PINNED;
     }
     if (result != TAKE_DONE) {
@@ -167,6 +166,11 @@ sv_reserve(sv_segment *segment, uint64_t timeout_ns, sv_reservation *reservation
     int status;
     if (m == NULL) {
         return svi_fail(err, SV_ECLOSED, 0, "reserve", "the handle is closed");
+    }
+    if (m->g.kind == SVI_KIND_BLOCK && svi_size(m) != 0) {
+        return svi_fail(err, SV_EINVAL, 0, "reserve",
+                        "'%s' is a block: its array is written in place and never replaced",
+                        m->name);
     }
     if ((status = reserve_row(m, &row, err)) != 0 || (status = svi_writable(m, &rw, err)) != 0) {
         return status;

@@ -17,6 +17,10 @@ void svi_reservation_end(svi_mapping *m, sv_reservation *reservation);
 /* Remember a buffer that may be free. A lost hint costs a walk, nothing else. */
 void svi_hint(unsigned char *rw, uint32_t buffer);
 
+/* Does any process hold a pin on the buffer, now? A scan that a hand-over of pins overlapped looks
+ * again (rule F2). */
+bool svi_buffer_is_pinned(const svi_mapping *m, uint32_t buffer);
+
 /* Does the chunk fit into a buffer, and is it what it says? */
 int svi_chunk_check(const svi_mapping *m, const sv_chunk *chunk, sv_error *err);
 

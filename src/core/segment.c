@@ -71,7 +71,9 @@ segment_open_once(const svi_place *place, const sv_options *options, int flags, 
         return status;
     }
     int fd = svi_os_open(place->path, O_RDWR, 0);
-    if (!may_attach || (flags == SV_OPEN_CREATE && fd == -ENOENT)) {
+    /* Nobody else makes a block of this name: it was drawn. */
+    bool alone = options->block != 0 && flags == SV_OPEN_EXCLUSIVE;
+    if (!alone && (!may_attach || (flags == SV_OPEN_CREATE && fd == -ENOENT))) {
         /* Held from the look at the name that counts until the link: two creators never reserve the
          * memory twice. What exists can be attached to without it. */
         svi_os_close(fd);
@@ -94,6 +96,13 @@ segment_check_options(const sv_options *options, int flags, sv_error *err)
                         "sv_options has %zu bytes here and %zu in the caller: call "
                         "sv_options_init() and build against this header",
                         sizeof *options, options->size);
+    }
+    if (options->block != 0 &&
+        (flags != SV_OPEN_EXCLUSIVE || options->slot_count > 1 || options->max_arrays != 1)) {
+        return svi_fail(err, SV_EINVAL, 0, "check options",
+                        "a block is made with SV_OPEN_EXCLUSIVE, one slot and one array; found "
+                        "flags %d, %u slots, %u arrays",
+                        flags, options->slot_count, options->max_arrays);
     }
     if (flags < SV_OPEN_ATTACH || flags > SV_OPEN_REPLACE) {
         return svi_fail(err, SV_EINVAL, 0, "check options", "unknown open flags %d", flags);
@@ -294,6 +303,7 @@ sv_segment_info(const sv_segment *segment, sv_info *out)
     out->max_arrays = m->g.max_arrays;
     out->stats_capacity = m->g.stats_capacity;
     out->owned = m->owned;
+    out->block = m->g.kind == SVI_KIND_BLOCK;
     out->mode = m->mode;
     out->chunk_size = m->g.chunk_size;
     out->segment_bytes = svi_geometry_reserved(&m->g);

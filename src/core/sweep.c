@@ -7,9 +7,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "block.h"
 #include "error.h"
 #include "os.h"
-#include "segment.h"
+
+/* The owner made the segment, so that its row is the first, until somebody takes it after its death.
+ * 0: not known. A number for people: the words of the row are read one by one. */
+static int32_t
+sweep_owner_pid(int fd, const svm_header *header)
+{
+    uint64_t words[sizeof(svm_row) / sizeof(uint64_t)];
+    bool read = svi_os_pread(fd, words, sizeof words, header->h_off_rows) == (int)sizeof words;
+    bool owner = read && words[offsetof(svm_row, r_owner) / sizeof words[0]] != 0;
+    uint64_t pid = owner ? words[offsetof(svm_row, r_pid) / sizeof words[0]] : 0;
+    return pid <= INT32_MAX ? (int32_t)pid : 0;
+}
 
 /* Is the file a segment of this format? Fills *item. Nothing is mapped or changed. */
 static bool
@@ -34,7 +46,9 @@ sweep_look(const char *directory, const char *name, sv_listed *item)
         item->generation[sizeof item->generation - 1] = '\0';
         item->bytes = (uint64_t)st.st_blocks * 512;
         item->owned = header.h_owned != 0;
+        item->block = header.h_kind == SVI_KIND_BLOCK;
         item->owner_live = item->owned && svi_os_lock_test(fd, SVI_LOCK_OWNER) != 0;
+        item->owner_pid = item->owned ? sweep_owner_pid(fd, &header) : 0;
         item->attached = svi_os_lock_test(fd, SVI_LOCK_ATTACHED) != 0;
         item->uid = st.st_uid;
         item->inode = (uint64_t)st.st_ino;
@@ -66,6 +80,125 @@ sv_list(const char *directory, int (*each)(const sv_listed *item, void *context)
     }
     (void)closedir(stream);
     return status;
+}
+
+/* ---- sweeping ------------------------------------------------------------------------------ */
+
+typedef struct sweep_job {
+    const char *directory;
+    const char *lock_dir;
+    const char *prefix;
+    int dry_run;
+    int (*each)(const sv_listed *item, void *context);
+    void *context;
+    sv_error *err;
+    int status; /* the first removal that failed */
+} sweep_job;
+
+/* Left by a dead owner, of a kind that records one, and ours? */
+static bool
+sweep_is_due(const sv_listed *item, const char *prefix)
+{
+    if (item->owned == 0 || item->owner_live != 0 || item->uid != geteuid()) {
+        return false;
+    }
+    return item->block != 0 ? svi_block_is_named(item->name, prefix)
+                            : prefix == NULL || strncmp(item->name, prefix, strlen(prefix)) == 0;
+}
+
+/* Nobody makes a block of this name again, so that the look above still holds. */
+static int
+sweep_block(const sweep_job *job, const sv_listed *item, sv_error *err)
+{
+    char path[SVI_PATH_BYTES];
+    svi_path(path, job->directory, "", item->name, "");
+    int status = svi_os_unlink(path);
+    return status == 0         ? 0
+           : status == -ENOENT ? SVI_ERETRY
+                               : svi_fail(err, SV_ESYS, -status, "sweep", "cannot unlink %s", path);
+}
+
+/* Under the owner's lock, like everything that is done to a pool's names (O3). SVI_ERETRY: somebody
+ * else took it or removed it. */
+static int
+sweep_pool(const sweep_job *job, const sv_listed *item, sv_error *err)
+{
+    sv_owner *owner = NULL;
+    int status = sv_owner_acquire(item->name, job->lock_dir, NULL, &owner, err);
+    if (status != 0) {
+        return status == SV_EBUSY ? SVI_ERETRY : status;
+    }
+    status = sv_ready_clear(owner, err);
+    if (status == 0) {
+        status =
+            sv_segment_remove_exact(item->name, job->directory, item->inode, item->generation, err);
+        status = status == SV_ENOENT ? SVI_ERETRY : status;
+    }
+    sv_owner_release(owner);
+    return status;
+}
+
+static int
+sweep_one(const sv_listed *item, void *context)
+{
+    sweep_job *job = context;
+    sv_error failed = {.message = ""};
+    if (!sweep_is_due(item, job->prefix)) {
+        return 0;
+    }
+    int status = 0;
+    if (job->dry_run == 0) {
+        status =
+            item->block != 0 ? sweep_block(job, item, &failed) : sweep_pool(job, item, &failed);
+    }
+    if (status == SVI_ERETRY) {
+        return 0; /* somebody else was first */
+    }
+    if (status != 0) {
+        if (job->status == 0) {
+            job->status = status;
+            if (job->err != NULL) {
+                *job->err = failed;
+            }
+        }
+        return 0;
+    }
+    return job->each != NULL ? job->each(item, job->context) : 0;
+}
+
+int
+sv_sweep(const char *directory, const char *lock_dir, const char *prefix, int dry_run,
+         int (*each)(const sv_listed *item, void *context), void *context, sv_error *err)
+{
+    char where[SVI_DIRECTORY_BYTES];
+    if (prefix != NULL && prefix[0] == '\0') {
+        return svi_fail(err, SV_EINVAL, 0, "sweep",
+                        "the prefix is empty; leave it out to sweep everything");
+    }
+    int status = svi_shm_directory(directory, where, err);
+    if (status != 0) {
+        return status;
+    }
+    sweep_job job = {.directory = where,
+                     .lock_dir = lock_dir,
+                     .prefix = prefix,
+                     .dry_run = dry_run,
+                     .each = each,
+                     .context = context,
+                     .err = err};
+    status = sv_list(where, sweep_one, &job, err);
+    return status != 0 ? status : job.status;
+}
+
+uint64_t
+sv_memory_free(const char **limit)
+{
+    const char *words = "";
+    uint64_t bytes = svi_os_memory_free(&words);
+    if (limit != NULL) {
+        *limit = words;
+    }
+    return bytes;
 }
 
 /* ---- a full file system -------------------------------------------------------------------- */
@@ -104,8 +237,9 @@ svi_fail_no_space(sv_error *err, const char *operation, const char *directory, c
     (void)sv_list(directory, sweep_add_orphan, &orphans, NULL);
     if (orphans.count != 0) {
         (void)snprintf(tail, sizeof tail,
-                       "; %u pool(s) of yours without an owner take %.1f MiB: %s; remove one with: "
-                       "sharedvector remove NAME",
+                       "; %u pool(s) or block(s) of yours without an owner take %.1f MiB: %s; "
+                       "remove them with: "
+                       "sharedvector sweep",
                        orphans.count, (double)orphans.bytes / 1048576.0, orphans.text);
     }
     return svi_fail(err, SV_ESYS, ENOSPC, operation,

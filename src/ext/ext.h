@@ -71,6 +71,7 @@ typedef struct {
     PyTypeObject *view_type;
     PyTypeObject *reservation_type;
     PyTypeObject *buffer_type;
+    PyTypeObject *memory_type;
     PyTypeObject *owner_type;
 } ext_state;
 #undef EXT_CLASS_FIELD
@@ -190,6 +191,15 @@ uint32_t ext_number_type(PyArray_Descr *descr);
 
 PyObject *module_move(PyObject *module, PyObject *args, PyObject *kwargs);
 
+/* ---- block.c ------------------------------------------------------------------------------- */
+
+int ext_block_init(PyObject *module, ext_state *state);
+
+PyObject *module_block_name(PyObject *module, PyObject *value);
+PyObject *module_sweep(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *module_memory_free(PyObject *module, PyObject *ignored);
+PyObject *module_guard_signals(PyObject *module, PyObject *ignored);
+
 /* ---- segment_type.c ------------------------------------------------------------------------ */
 
 int ext_segment_init(PyObject *module, ext_state *state);
@@ -215,6 +225,7 @@ extern PyMethodDef segment_read_methods[];
 extern PyMethodDef segment_gather_methods[];
 extern PyMethodDef segment_write_methods[];
 extern PyMethodDef segment_stats_methods[];
+extern PyMethodDef segment_block_methods[];
 extern PyGetSetDef segment_stats_getset[];
 extern PyGetSetDef segment_facts_getset[];
 

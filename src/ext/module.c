@@ -157,12 +157,13 @@ static int
 list_add(const sv_listed *item, void *context)
 {
     PyObject *entry =
-        Py_BuildValue("{sNsNsKsNsNsNsIsK}", "name", PyUnicode_DecodeFSDefault(item->name),
+        Py_BuildValue("{sNsNsKsNsNsNsisNsIsK}", "name", PyUnicode_DecodeFSDefault(item->name),
                       "generation", PyUnicode_DecodeFSDefault(item->generation), "bytes",
                       (unsigned long long)item->bytes, "owned", PyBool_FromLong(item->owned != 0),
-                      "owner_live", PyBool_FromLong(item->owner_live != 0), "attached",
-                      PyBool_FromLong(item->attached != 0), "uid", (unsigned int)item->uid, "inode",
-                      (unsigned long long)item->inode);
+                      "block", PyBool_FromLong(item->block != 0), "owner_live",
+                      PyBool_FromLong(item->owner_live != 0), "owner_pid", (int)item->owner_pid,
+                      "attached", PyBool_FromLong(item->attached != 0), "uid",
+                      (unsigned int)item->uid, "inode", (unsigned long long)item->inode);
     int failed = entry == NULL || PyList_Append(context, entry) < 0;
     Py_XDECREF(entry);
     return failed;
@@ -271,7 +272,20 @@ static PyMethodDef module_methods[] = {
     {"list_segments", EXT_FAST(module_list_segments), KEYWORDS,
      "list_segments($module, /, directory=None)\n--\n\n"
      "Describe the segments in a directory: list of dicts with name, generation, bytes (memory\n"
-     "taken now), owned, owner_live, attached, uid, inode."},
+     "taken now), owned, block, owner_live, owner_pid (0: unknown), attached, uid, inode."},
+    {"block_name", module_block_name, METH_O,
+     "block_name($module, prefix, /)\n--\n\nDraw a name for a block: sv-<uid>-<prefix>-<random>."},
+    {"sweep", EXT_FAST(module_sweep), KEYWORDS,
+     "sweep($module, /, directory=None, lock_dir=None, prefix=None, dry_run=False)\n--\n\n"
+     "Remove blocks and pools of dead owners: list of dicts with name, bytes, block."},
+    {"memory_free", module_memory_free, METH_NOARGS,
+     "memory_free($module, /)\n--\n\n"
+     "Return the bytes that machine and control groups still have (None: unknown), and whose "
+     "limit\n"
+     "that is."},
+    {"guard_signals", module_guard_signals, METH_NOARGS,
+     "guard_signals($module, /)\n--\n\n"
+     "Remove this process's blocks before SIGTERM or SIGHUP end it, where nobody handles them."},
     {"copy", EXT_FAST(module_copy), KEYWORDS,
      "copy($module, /, destination, source, threads=0)\n--\n\n"
      "Copy the bytes of one C-contiguous array to another, with streaming stores and, where "
@@ -335,8 +349,9 @@ module_exec(PyObject *module)
     }
     ext_state *state = PyModule_GetState(module);
     return ext_errors_init(module, state) < 0 || ext_view_init(module, state) < 0 ||
-                   ext_reservation_init(module, state) < 0 || ext_segment_init(module, state) < 0 ||
-                   ext_owner_init(module, state) < 0 || module_add_constants(module) < 0
+                   ext_reservation_init(module, state) < 0 || ext_block_init(module, state) < 0 ||
+                   ext_segment_init(module, state) < 0 || ext_owner_init(module, state) < 0 ||
+                   module_add_constants(module) < 0
                ? -1
                : 0;
 }
@@ -355,6 +370,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->view_type);
     Py_VISIT(state->reservation_type);
     Py_VISIT(state->buffer_type);
+    Py_VISIT(state->memory_type);
     Py_VISIT(state->owner_type);
     return 0;
 }
@@ -373,6 +389,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->view_type);
     Py_CLEAR(state->reservation_type);
     Py_CLEAR(state->buffer_type);
+    Py_CLEAR(state->memory_type);
     Py_CLEAR(state->owner_type);
     return 0;
 }

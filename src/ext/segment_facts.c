@@ -42,6 +42,12 @@ segment_numpy_dtype(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+segment_block(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(SEGMENT_INFO(op)->block != 0);
+}
+
+static PyObject *
 segment_owned(PyObject *op, void *Py_UNUSED(closure))
 {
     return PyBool_FromLong(SEGMENT_INFO(op)->owned != 0);
@@ -92,7 +98,8 @@ PyGetSetDef segment_facts_getset[] = {
     FACT("row_bytes", segment_u64_fact, row_bytes, "Bytes that one more attached process takes."),
     {"numpy_dtype", segment_numpy_dtype, NULL, "The bound numpy.dtype.", NULL},
     {"spare_buffers", segment_spare_buffers, NULL, "Buffers beyond the slots.", NULL},
-    {"owned", segment_owned, NULL, "Is it a pool, whose life is tied to an owner?", NULL},
+    {"block", segment_block, NULL, "Is it a block?", NULL},
+    {"owned", segment_owned, NULL, "Is it a pool or block, whose life is tied to an owner?", NULL},
     {"free_memory", segment_free_memory, NULL, "Bytes left for further slots.", NULL},
     {"closed", segment_closed, NULL, "Is this handle closed?", NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -130,6 +130,7 @@ typedef struct {
     int exclusive;
     int replace;
     int owned;
+    int block;
     sv_options options;
 } segment_request;
 
@@ -140,11 +141,11 @@ segment_parse(PyObject *args, PyObject *kwargs, segment_request *request)
                             "dtype",      "itemsize",      "chunk_size", "max_memory_size",
                             "slot_count", "spare_buffers", "max_rows",   "stats_capacity",
                             "mode",       "directory",     "generation", "expect_inode",
-                            "owned",      "timeout",       NULL};
+                            "owned",      "timeout",       "block",      NULL};
     sv_options *options = &request->options;
     sv_options_init(options);
     request->create = 1;
-    return PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$pppO&O&O&O&OO&O&O&O&O&O&O&pO&:Segment",
+    return PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$pppO&O&O&O&OO&O&O&O&O&O&O&pO&p:Segment",
                                        names, ext_text, &request->name, &request->create,
                                        &request->exclusive, &request->replace, ext_text_or_none,
                                        &options->dtype, ext_uint32, &options->itemsize, ext_uint64,
@@ -154,7 +155,8 @@ segment_parse(PyObject *args, PyObject *kwargs, segment_request *request)
                                        &options->stats_capacity, ext_uint32, &options->mode,
                                        ext_path_or_none, &request->directory, ext_text_or_none,
                                        &options->generation, ext_uint64, &options->expect_inode,
-                                       &request->owned, ext_timeout, &options->timeout_ns)
+                                       &request->owned, ext_timeout, &options->timeout_ns,
+                                       &request->block)
                ? 0
                : -1;
 }
@@ -175,6 +177,7 @@ segment_request_finish(segment_request *request)
     }
     options->directory = request->directory != NULL ? PyBytes_AsString(request->directory) : NULL;
     options->owned = request->owned ? 1 : 0;
+    options->block = request->block ? 1 : 0;
     return 0;
 }
 
@@ -269,6 +272,9 @@ segment_dealloc(PyObject *op)
     SegmentObject *self = (SegmentObject *)op;
     PyObject_GC_UnTrack(op);
     if (self->handle != NULL) {
+        /* A block that this process made goes with its handle, which an interrupt can drop at once
+         * after it was made. Of all others this is refused. */
+        (void)sv_block_remove(self->handle, NULL);
         (void)sv_segment_close(self->handle, NULL);
     }
     Py_CLEAR(self->descr);
@@ -453,6 +459,7 @@ ext_segment_init(PyObject *module, ext_state *state)
     return segment_add_methods(type, segment_read_methods) < 0 ||
                    segment_add_methods(type, segment_gather_methods) < 0 ||
                    segment_add_methods(type, segment_write_methods) < 0 ||
+                   segment_add_methods(type, segment_block_methods) < 0 ||
                    segment_add_methods(type, segment_stats_methods) < 0 ||
                    segment_add_properties(type, segment_stats_getset) < 0
                ? -1

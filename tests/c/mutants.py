@@ -44,8 +44,8 @@ MUTANTS = (
         "no-scan",
         "W2",
         "reserve.c",
-        "} else if (reserve_is_pinned(m, buffer)) {",
-        "} else if (buffer > m->g.buffer_count && reserve_is_pinned(m, buffer)) {",
+        "} else if (svi_buffer_is_pinned(m, buffer)) {",
+        "} else if (buffer > m->g.buffer_count && svi_buffer_is_pinned(m, buffer)) {",
     ),
     Mutant(
         "no-claim",
@@ -69,9 +69,9 @@ MUTANTS = (
         "reserve.c",
         "    if (reserve_is_named(m, rw, buffer)) {\n"
         "        result = TAKE_NAMED;\n"
-        "    } else if (reserve_is_pinned(m, buffer)) {\n"
+        "    } else if (svi_buffer_is_pinned(m, buffer)) {\n"
         "        result = TAKE_PINNED;\n    }",
-        "    if (reserve_is_pinned(m, buffer)) {\n"
+        "    if (svi_buffer_is_pinned(m, buffer)) {\n"
         "        result = TAKE_PINNED;\n"
         "    } else if (reserve_is_named(m, rw, buffer)) {\n"
         "        result = TAKE_NAMED;\n    }",
@@ -238,6 +238,87 @@ MUTANTS = (
         "publish.c",
         "svi_reads_since(svi_buffer_reads(m, old.buffer), old.read_base)",
         "svi_buffer_reads(m, old.buffer) + old.read_base * 0",
+    ),
+    Mutant(
+        "removal-not-looked-at",
+        "B2",
+        "pin.c",
+        "    if (__builtin_expect(m->g.kind == SVI_KIND_BLOCK, 0) && svi_block_is_removed(m)) {",
+        "    if (m->g.kind > SVI_KIND_BLOCK && svi_block_is_removed(m)) {",
+    ),
+    Mutant(
+        "emptied-under-a-view",
+        "B2",
+        "block.c",
+        "    if (svi_buffer_is_pinned(m, 0)) {",
+        "    if (svi_buffer_is_pinned(m, 0) && m->handles == 0) {",
+    ),
+    Mutant(
+        "scanned-before-retired",
+        "B2",
+        "block.c",
+        "    } else if ((status = block_retire(m, err)) == 0) {\n"
+        "        emptied = block_empty(m);\n    }",
+        "    } else {\n        emptied = block_empty(m);\n"
+        "        status = block_retire(m, err);\n    }",
+    ),
+    Mutant(
+        "pins-of-the-dead-keep-a-block",
+        "B2",
+        "block.c",
+        "emptied || svi_recover(m, 0, NULL, NULL) != 0",
+        "emptied || m->handles != 0",
+    ),
+    Mutant(
+        "last-views-keep-a-removed-block",
+        "B2",
+        "pin.c",
+        "        if (__builtin_expect(removed, 0)) {",
+        "        if (removed && m->handles > 1) {",
+    ),
+    Mutant(
+        "removed-by-anybody",
+        "B3",
+        "block.c",
+        "    if (!m->owner) {",
+        "    if (!m->mapped) {",
+    ),
+    Mutant(
+        "living-makers-swept",
+        "B3",
+        "sweep.c",
+        "item->owned == 0 || item->owner_live != 0 || item->uid",
+        "item->owned == 0 || item->uid",
+    ),
+    Mutant(
+        "swept-without-the-owners-lock",
+        "O3",
+        "sweep.c",
+        "        return status == SV_EBUSY ? SVI_ERETRY : status;\n    }\n"
+        "    status = sv_ready_clear(owner, err);",
+        "        return sv_segment_remove(item->name, job->directory, err);\n    }\n"
+        "    status = sv_ready_clear(owner, err);",
+    ),
+    Mutant(
+        "children-unlink-their-parents-names",
+        "B4",
+        "block.c",
+        "== LISTING_ARMED && l->pid == getpid() &&",
+        "== LISTING_ARMED &&",
+    ),
+    Mutant(
+        "fired-places-used-again",
+        "B4",
+        "block.c",
+        "if (svi_load_seq(&l->state) == LISTING_FREE) {",
+        "if (svi_load_seq(&l->state) != LISTING_ARMED) {",
+    ),
+    Mutant(
+        "names-not-listed",
+        "B4",
+        "create.c",
+        "(status = create_test_locks(m, err)) != 0 || (status = svi_block_list(m, err)) != 0) {",
+        "(status = create_test_locks(m, err)) != 0) {",
     ),
 )
 

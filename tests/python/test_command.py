@@ -30,7 +30,18 @@ def test_version() -> None:
     assert done.stdout.startswith(f"sharedvector {sharedvector.__version__}, segment format 1.")
 
 
-@pytest.mark.parametrize("words", [(), ("info",), ("list", "x"), ("mend", "x"), ("remove",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("info",),
+        ("list", "x"),
+        ("mend", "x"),
+        ("remove",),
+        ("sweep", "x"),
+        ("sweep", "--prefix"),
+    ],
+)
 def test_a_wrong_call_says_how_to_call_it(words: tuple[str, ...]) -> None:
     done = run(*words)
     assert done.returncode == 2
@@ -115,3 +126,61 @@ def test_a_missing_or_broken_segment_is_one_line_and_status_one(verb: str) -> No
         broken = run(verb, name)
         assert time.monotonic() - started < 10
         assert broken.returncode == 1 and "never finished" in broken.stderr
+
+
+def orphans(prefix: str) -> list[str]:
+    """Names of two blocks with this prefix whose maker was killed."""
+    maker = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os, signal, numpy as np, sharedvector as s\n"
+            f"made = [s.share(np.ones(1 << 17), prefix={prefix!r}) for _ in range(2)]\n"
+            "print(*(block.name for block in made), flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert maker.returncode == -signal.SIGKILL
+    return maker.stdout.split()
+
+
+def test_list_and_info_say_that_a_block_is_one() -> None:
+    with sharedvector.share(np.arange(1000)) as block:
+        listed = next(line for line in run("list").stdout.splitlines() if block.name in line)
+        assert "block, maker alive" in listed and "in use" in listed
+        told = run("info", block.name).stdout
+        assert "block              8000 bytes" in told and "maker              alive" in told
+        assert "slots" not in told and "loads_zarr" not in told
+        assert run("check", block.name).stdout == "good\n"
+
+
+def test_sweep_removes_what_the_dead_left() -> None:
+    prefix = f"cmd{os.getpid()}"
+    names = orphans(prefix)
+    with sharedvector.share(np.zeros(10), prefix=prefix) as alive:
+        listed = run("list").stdout
+        assert all(
+            any(name in line and "dead: an orphan" in line for line in listed.splitlines())
+            for name in names
+        )
+        dry = run("sweep", "--prefix", prefix, "--dry-run")
+        assert dry.returncode == 0
+        assert all(f"{name}\n" in dry.stdout for name in names)
+        assert dry.stdout.splitlines()[-1].startswith("would remove 2 orphans, 2.")
+        assert all(Path(f"/dev/shm/{name}").exists() for name in names)
+        done = run("sweep", "--dry-run", "--prefix", "no" + prefix)
+        assert done.stdout == "would remove 0 orphans, 0.0 MiB\n"
+        done = run("sweep", "--prefix", prefix)
+        assert done.returncode == 0 and done.stdout.startswith("removed  block ")
+        assert done.stdout.splitlines()[-1].startswith("removed 2 orphans, 2.")
+        assert not any(Path(f"/dev/shm/{name}").exists() for name in names)
+        assert Path(f"/dev/shm/{alive.name}").exists()
+
+
+def test_a_sweep_that_cannot_be_is_one_line_and_status_one() -> None:
+    done = run("sweep", "--prefix", "")
+    assert done.returncode == 1
+    assert "the prefix is empty" in done.stderr and done.stderr.count("\n") == 1

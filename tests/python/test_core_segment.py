@@ -515,7 +515,8 @@ def test_list_segments_tells_what_is_there(name: str) -> None:
         assert found["generation"] == vector.generation
         assert found["bytes"] > 0
         assert found["attached"] is True
-        assert found["owned"] is False
+        assert found["owned"] is False and found["block"] is False
+        assert found["owner_pid"] == 0
     (found,) = [each for each in _core.list_segments() if each["name"] == name]
     assert found["attached"] is False
     with pytest.raises(OSError):

@@ -80,6 +80,14 @@ small_options(void)
     return options;
 }
 
+static sv_options
+block_options(void)
+{
+    sv_options options = small_options();
+    options.block = options.owned = options.slot_count = options.max_arrays = 1;
+    return options;
+}
+
 static void
 inside(const svi_mapping *m, const void *data, uint64_t bytes)
 {
@@ -209,10 +217,39 @@ close_surely(sv_segment *segment)
     must(sv_segment_close(segment, NULL) == 0, "a handle without reservations closes");
 }
 
+/* What blocks alone can: to others it is an error. */
+static void
+use_as_block(sv_segment *segment, int removed)
+{
+    sv_view view;
+    void *data = NULL;
+    void *base = NULL;
+    size_t bytes = 0;
+    const svi_mapping *m = svi_mapping_of(segment);
+    bool block = m->g.kind == SVI_KIND_BLOCK;
+    any_code(sv_block_remove(segment, NULL) == removed ? 0 : 1);
+    int mapped = sv_block_map_private(segment, &base, &bytes, NULL);
+    must((mapped == 0) == block, "blocks are mapped privately, and nothing else");
+    if (mapped == 0) {
+        memset(base, 0xcd, bytes);
+        (void)munmap(base, bytes);
+    }
+    if (sv_block_pin(segment, 1, &view, &data, NULL) == 0) {
+        must(block, "a pinned block");
+        inside(m, view.data, view.size_bytes);
+        sv_block_prefault(&view, 1, bytes / 2, UINT64_MAX);
+        sv_block_prefault(&view, 0, 1, view.size_bytes);
+        memset(data, 0xef, view.size_bytes);
+        sv_unpin(&view);
+    }
+}
+
 static void
 use(sv_segment *segment)
 {
+    bool block = svi_mapping_of(segment)->g.kind == SVI_KIND_BLOCK;
     read_all(segment);
+    use_as_block(segment, block ? SV_EFORKED : SV_EINVAL);
     write_all(segment);
     read_all(segment);
     close_surely(segment);
@@ -240,6 +277,8 @@ note_listed(const sv_listed *item, void *context)
 static void
 attach_to(const uint8_t *data, size_t size)
 {
+    char hostile[64]; /* so that a sweeper may take it for a block */
+    (void)snprintf(hostile, sizeof hostile, "sv-%u-hostile-0123456789abcdef", (unsigned)geteuid());
     sv_options options = small_options();
     sv_segment *segment = NULL;
     sv_error err = {.message = ""};
@@ -247,17 +286,18 @@ attach_to(const uint8_t *data, size_t size)
     options.dtype = NULL;
     options.itemsize = 0;
     options.generation = NULL;
-    write_file(world_path("hostile", ""), data, size);
+    write_file(world_path(hostile, ""), data, size);
     (void)sv_list(NULL, note_listed, &listed, NULL);
-    int status = sv_segment_open("hostile", &options, SV_OPEN_ATTACH, &segment, &err);
+    int status = sv_segment_open(hostile, &options, SV_OPEN_ATTACH, &segment, &err);
     if (status == 0) {
         attached++;
         use(segment);
     } else {
         must(status < 0 && err.code == status && err.message[0] != '\0', "a code and a reason");
     }
-    (void)sv_segment_remove_exact("hostile", NULL, 1, "seed", NULL);
-    must(sv_segment_remove("hostile", NULL, NULL) == 0, "a file that can be removed");
+    (void)sv_segment_remove_exact(hostile, NULL, 1, "seed", NULL);
+    any_code(sv_sweep(NULL, NULL, NULL, 0, note_listed, &listed, NULL) > 0 ? 0 : -1);
+    must(sv_segment_remove(hostile, NULL, NULL) == 0, "a file that can be removed");
 }
 
 static svi_word storm_ends;
@@ -276,12 +316,26 @@ storm(void *map)
     return NULL;
 }
 
-/* A good segment that somebody overwrites after we attached, once or all the time. */
+/* Does the input say that it is a block? */
+static bool
+says_block(const uint8_t *data, size_t size)
+{
+    uint32_t kind = SVI_KIND_VECTOR;
+    if (size >= sizeof(svm_header)) {
+        memcpy(&kind, data + offsetof(svm_header, h_kind), sizeof kind);
+    }
+    return kind == SVI_KIND_BLOCK;
+}
+
+/* A good segment that somebody overwrites after we attached (or made the block), once or all the
+ * time. */
 static void
 overwrite(const uint8_t *data, size_t size, bool stormy)
 {
-    sv_options options = small_options();
-    sv_segment *segment = world_open("victim", &options, SV_OPEN_REPLACE);
+    bool block = says_block(data, size);
+    sv_options options = block ? block_options() : small_options();
+    sv_segment *segment =
+        world_open("victim", &options, block ? SV_OPEN_EXCLUSIVE : SV_OPEN_REPLACE);
     sv_info info;
     struct stat st;
     pthread_t thread;
@@ -299,6 +353,10 @@ overwrite(const uint8_t *data, size_t size, bool stormy)
     read_all(segment);
     write_all(segment);
     read_all(segment);
+    if (block) {
+        use_as_block(segment, 0);
+        read_all(segment);
+    }
     if (map != MAP_FAILED) {
         svi_store_relaxed(&storm_ends, 1);
         (void)pthread_join(thread, NULL);
@@ -525,6 +583,28 @@ hold_and_die(void *name)
 }
 
 static void
+make_block_seeds(void)
+{
+    uint64_t words[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    const sv_array array = {.data = words,
+                            .size_bytes = CHUNK,
+                            .itemsize = 8,
+                            .ndim = 2,
+                            .shape = {2, 4}};
+    const sv_chunk chunk = {.arrays = &array, .array_count = 1};
+    sv_options options = block_options();
+    sv_segment *block = world_open("block", &options, SV_OPEN_EXCLUSIVE);
+    seed_geometry = svi_mapping_of(block)->g;
+    save("block", "block-unfinished", 0);
+    EQ(sv_append(block, &chunk, NULL, NULL), 0);
+    save("block", "block", 0);
+    sv_retire(block, SV_RETIRED_CLOSED);
+    save("block", "block-retired", 0);
+    EQ(sv_block_remove(block, NULL), 0);
+    EQ(sv_segment_close(block, NULL), 0);
+}
+
+static void
 make_seeds(void)
 {
     sv_options options = small_options();
@@ -544,6 +624,7 @@ make_seeds(void)
     EQ(world_wait(world_fork(hold_and_die, (void *)(uintptr_t)"seed"), WORLD_WAIT_MS), 137);
     save("seed", "dead", 0);
     EQ(sv_segment_remove("seed", NULL, NULL), 0);
+    make_block_seeds();
     char path[1024];
     (void)snprintf(path, sizeof path, "%s/nothing", seeds_to);
     write_file(path, "", 0);

@@ -1,0 +1,30 @@
+/* Blocks, as the modules see them that make, pin and drop segments. */
+#ifndef SVI_BLOCK_H
+#define SVI_BLOCK_H
+
+#include "mapping.h"
+
+/* Is this the name of a block of this user, made with `prefix` (NULL: with any)? */
+bool svi_block_is_named(const char *name, const char *prefix);
+
+/* Note the name of a block that is about to be linked, for sv_block_unlink_all(); other segments:
+ * nothing. Process lock held. */
+int svi_block_list(svi_mapping *m, sv_error *err);
+
+/* Forget it again; a mapping without: nothing. Process lock held. */
+void svi_block_unlist(svi_mapping *m);
+
+/* A view or a mapping was given back: memory of a removed block that nobody looks at any more goes at
+ * once, whoever still has it mapped. Other segments: nothing. The second one with the process lock
+ * held. */
+void svi_block_settle(svi_mapping *m);
+void svi_block_settle_locked(svi_mapping *m);
+
+/* Has its maker removed the block? Asked after a pin, so that its memory stays when not (E13). */
+static inline bool
+svi_block_is_removed(const svi_mapping *m)
+{
+    return svi_load_seq(&svi_header(m)->h_retired) != SV_RETIRED_NO; /* E13 */
+}
+
+#endif
