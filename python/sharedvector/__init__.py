@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sharedvector._core import __version__
+    from sharedvector._diagnostics import Diagnostics, diagnostics, warn_above
+    from sharedvector._slices import amap_slices, map_slices, split
+    from sharedvector.arrays import SharedArray, share, sweep
     from sharedvector.coordination import (
         OwnerLock,
         PoolBusyError,
@@ -55,6 +58,7 @@ __all__ = [
     "ArraySizeError",
     "Chunk",
     "DataModifiedError",
+    "Diagnostics",
     "FormatError",
     "InUseError",
     "LifecycleGuard",
@@ -75,19 +79,27 @@ __all__ = [
     "ProducerSpec",
     "ReadyState",
     "Reservation",
+    "SharedArray",
     "SharedMemoryDataset",
     "SharedVector",
     "ZarrLoader",
     "__version__",
+    "amap_slices",
     "cast_volume",
     "collect_spacings",
     "collect_stats",
+    "diagnostics",
     "ensure_pool",
+    "map_slices",
     "no_meta",
     "pool",
     "probe_ready",
     "remove_shared_memory",
+    "share",
+    "split",
     "stats_capacity_for",
+    "sweep",
+    "warn_above",
     "write_spacing_manifest",
 ]
 
@@ -95,6 +107,7 @@ _MODULE_OF = {
     "ArraySizeError": "vector",
     "Chunk": "loaders",
     "DataModifiedError": "vector",
+    "Diagnostics": "_diagnostics",
     "FormatError": "vector",
     "InUseError": "vector",
     "LifecycleGuard": "lifecycle",
@@ -115,19 +128,27 @@ _MODULE_OF = {
     "ProducerSpec": "pool",
     "ReadyState": "coordination",
     "Reservation": "vector",
+    "SharedArray": "arrays",
     "SharedMemoryDataset": "dataset",
     "SharedVector": "vector",
     "ZarrLoader": "loaders",
     "__version__": "_core",
+    "amap_slices": "_slices",
     "cast_volume": "loaders",
     "collect_spacings": "spacing",
     "collect_stats": "stats",
+    "diagnostics": "_diagnostics",
     "ensure_pool": "pool",
+    "map_slices": "_slices",
     "no_meta": "loaders",
     "pool": "pool",
     "probe_ready": "coordination",
     "remove_shared_memory": "vector",
+    "share": "arrays",
+    "split": "_slices",
     "stats_capacity_for": "stats",
+    "sweep": "arrays",
+    "warn_above": "_diagnostics",
     "write_spacing_manifest": "spacing",
 }
 

@@ -125,10 +125,10 @@ def log_leftovers(name: str) -> None:
         if item["owned"] and not item["owner_live"]:
             users = ", processes are still attached" if item["attached"] else ""
             logger.warning(
-                "orphaned pool %r takes %.1f MiB of shared memory%s; remove it with "
-                "sharedvector.remove_shared_memory(%r)",
+                "orphaned %s %r takes %.1f MiB of shared memory%s; remove what dead processes left "
+                "with sharedvector.sweep()",
+                "block" if item["block"] else "pool",
                 item["name"],
                 item["bytes"] / 2**20,
                 users,
-                item["name"],
             )

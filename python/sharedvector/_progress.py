@@ -1,4 +1,4 @@
-"""How a person sees that a pool is being filled, or waited for."""
+"""How a person sees that a pool is being filled or waited for, or an array worked on."""
 
 from __future__ import annotations
 
@@ -17,19 +17,33 @@ _SHORTEST_POLL = 0.001  # seconds; a poll interval of 0 must not take a whole co
 
 
 class Progress:
-    """Shows how many slots are filled, once it takes longer than two seconds.
+    """Shows how many slots are filled, or slices done, once it takes longer than two seconds.
 
     A bar (tqdm) where standard error is a terminal; lines elsewhere, through the logger
     "sharedvector" at INFO if logging is set up, else on standard error.
 
     Args:
-        name: of the pool.
+        name: of the pool, or of whatever `subject` says.
         total: slots to fill.
         level: nothing is shown above INFO.
+        subject, unit, done: what has that name, what is counted, and what becomes of it.
+        patience: seconds before anything is shown.
     """
 
-    def __init__(self, name: str, total: int, level: int = logging.INFO) -> None:
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        level: int = logging.INFO,
+        *,
+        subject: str = "pool",
+        unit: str = "slot",
+        done: str = "filled",
+        patience: float = _PATIENCE,
+    ) -> None:
         self._name = name
+        self._subject, self._unit, self._done = subject, unit, done
+        self._patience = patience
         self._total = total
         self._quiet = level > logging.INFO
         self._began = time.monotonic()
@@ -40,7 +54,7 @@ class Progress:
     def update(self, filled: int) -> None:
         """Show that ``filled`` slots are filled, if it is time to."""
         now = time.monotonic()
-        if self._quiet or now < self._began + _PATIENCE:
+        if self._quiet or now < self._began + self._patience:
             return
         if not self._told:
             self._told = True
@@ -68,12 +82,13 @@ class Progress:
             from tqdm import tqdm
         except ImportError:
             return None
-        return tqdm(total=self._total, desc=f"pool {self._name}", unit="slot", leave=True)
+        what = f"{self._subject} {self._name}"
+        return tqdm(total=self._total, desc=what, unit=self._unit, leave=True)
 
     def _line(self, filled: int, now: float) -> None:
         text = (
-            f"pool {self._name!r}: {filled}/{self._total} slots filled after "
-            f"{now - self._began:.1f} s"
+            f"{self._subject} {self._name!r}: {filled}/{self._total} {self._unit}s {self._done} "
+            f"after {now - self._began:.1f} s"
         )
         _say(logging.INFO, text)
 

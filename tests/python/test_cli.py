@@ -12,9 +12,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool_support import HERE, Constant, children, files, refreshes, spec, unique, wait_for
+from pool_support import (
+    HERE,
+    Constant,
+    children,
+    ended,
+    files,
+    refreshes,
+    spec,
+    start,
+    unique,
+    wait_for,
+)
 
-from sharedvector import NumpyLoader, SharedVector, ensure_pool, remove_shared_memory
+from sharedvector import (
+    NumpyLoader,
+    SharedVector,
+    ensure_pool,
+    remove_shared_memory,
+    share,
+    sweep,
+)
 from sharedvector.cli import (
     EXIT_BUSY,
     instantiate_loader,
@@ -206,7 +224,8 @@ def test_what_there_is_to_run() -> None:
     assert done.returncode == 0, done.stderr
     for command in ("producer", "spacing-manifest", "zarr-verify"):
         assert f"  sharedvector-{command} " in done.stdout
-    assert "python -m sharedvector list" in done.stdout
+    for command in ("list", "info", "sweep", "diagnostics", "bench"):
+        assert f"python -m sharedvector {command}" in done.stdout
 
 
 def test_list_and_info() -> None:
@@ -238,3 +257,91 @@ def test_list_and_info() -> None:
         vector.close()
         remove_shared_memory(plain)
     wait_for(lambda: files(name) == [])
+
+
+def node(*arguments: str) -> tuple[int, list[str], str]:
+    """python -m sharedvector: status, lines, what it says on standard error."""
+    done = run([sys.executable, "-m", "sharedvector", *arguments])
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def dead_block(prefix: str) -> tuple[str, int]:
+    """A block whose maker was killed: its name and the maker's pid."""
+    code = f"""
+    import os, signal, numpy, sharedvector
+    kept = sharedvector.share(numpy.zeros(1 << 18), prefix={prefix!r})
+    print(kept.name, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    process = start(code)
+    status, out, err = ended(process)
+    assert status == -signal.SIGKILL, err
+    return out.strip(), process.pid
+
+
+def test_list_and_info_show_blocks() -> None:
+    prefix = f"cli{os.getpid()}"
+    try:
+        with share(np.zeros(1 << 18), prefix=prefix) as shared:
+            dead, maker = dead_block(prefix)
+            _, lines, _ = node("list")
+            (line,) = [text for text in lines if text.startswith(shared.name)]
+            assert line == f"{shared.name}  2.0 MiB  block of process {os.getpid()}, alive, in use"
+            (line,) = [text for text in lines if text.startswith(dead)]
+            assert line.endswith(f"block of process {maker}, dead, not in use")
+            status, lines, error = node("info", shared.name)
+            assert status == 0, error
+            facts = dict(text.split(maxsplit=1) for text in lines)
+            assert facts["kind"] == f"block of process {os.getpid()}, alive, in use"
+            assert facts["dtype"] == "float64" and "slots" not in facts
+            (line,) = [text for text in lines if text.startswith(f"process {os.getpid()} ")]
+            assert "alive" in line
+            assert f"block of process {maker}, dead" in "".join(node("info", dead)[1])
+            assert shared.array[0] == 0
+    finally:
+        sweep(prefix)
+
+
+def test_sweep() -> None:
+    prefix = f"swp{os.getpid()}"
+    with share(np.zeros(100), prefix=prefix) as alive:
+        assert node("sweep", "--prefix", prefix) == (0, ["nothing to remove"], "")
+        dead, _ = dead_block(prefix)
+        other, _ = dead_block(f"{prefix}x")
+        told = [f"would remove block {dead}  2.0 MiB", "would remove 1 segment(s), 2.0 MiB"]
+        assert node("sweep", "--prefix", prefix, "--dry-run") == (0, told, "")
+        assert Path("/dev/shm", dead).exists()
+        done = [text.replace("would remove", "removed") for text in told]
+        assert node("sweep", "--prefix", prefix) == (0, done, "")
+        assert not Path("/dev/shm", dead).exists()
+        assert Path("/dev/shm", alive.name).exists() and Path("/dev/shm", other).exists()
+        assert node("sweep", f"--prefix={prefix}x")[1][1] == "removed 1 segment(s), 2.0 MiB"
+    environ = {**os.environ, "SHAREDVECTOR_SHM_DIR": "/nonexistent"}
+    failed = subprocess.run(
+        [sys.executable, "-m", "sharedvector", "sweep"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environ,
+        check=False,
+    )
+    assert failed.returncode == 1 and "/nonexistent" in failed.stderr
+    assert failed.stderr.count("\n") == 1
+
+
+def test_diagnostics_for_people_and_for_prometheus() -> None:
+    prefix = f"dia{os.getpid()}"
+    dead, _ = dead_block(prefix)
+    try:
+        status, lines, error = node("diagnostics")
+        assert status == 0, error
+        assert "LEFT BEHIND" in lines[0] and "python -m sharedvector sweep" in lines[0]
+        assert any(text.startswith("free in /dev/shm ") for text in lines)
+        status, lines, error = node("diagnostics", "--prometheus")
+        assert status == 0, error
+        (line,) = [text for text in lines if text.startswith("sharedvector_blocks_all ")]
+        assert float(line.split()[1]) >= 1
+        assert not any(text == "" for text in lines)
+    finally:
+        assert [item.name for item in sweep(prefix)] == [dead]

@@ -656,7 +656,7 @@ def test_orphans_are_named_with_their_sizes(caplog: pytest.LogCaptureFixture) ->
         with ensure_pool(unique("next"), 2, producer=spec(), ready_timeout=50):
             pass
         (line,) = [r.getMessage() for r in caplog.records if orphan in r.getMessage()]
-        assert "MiB" in line and "remove_shared_memory" in line
+        assert "orphaned pool" in line and "MiB" in line and "sweep()" in line
     finally:
         remove_shared_memory(orphan)
 

@@ -1,5 +1,5 @@
 """The examples as they stand: as an unguarded script, from standard input, in a notebook. And the
-README's Python, as it is printed.
+README's and the sharing guide's Python, as it is printed.
 
 "Unguarded" means without `if __name__ == "__main__"`: a supervisor that ran the main module again
 would start pools without end.
@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,6 +239,9 @@ assert batch.shape == (2, 8, 32, 32) and batch.dtype == np.float16
 assert np.allclose(batch, 0.007, atol=1e-4)
 """,
     """
+assert np.isclose(sum(sums), array.sum()) and len(sums) == len(parts) == 8
+""",
+    """
 assert logged["sharedvector/loads_direct"] >= 4 and logged["sharedvector/sources_failed"] == 0
 assert vec.rows() and len(vec.write_counts()) == 8
 handle.close()
@@ -274,3 +278,63 @@ wandb = types.SimpleNamespace(log=logged.update)
     (tmp_path / "readme.py").write_text(script)
     run([str(tmp_path / "readme.py")], pool_name, tmp_path)
     assert not list(Path("/dev/shm").glob(f"{pool_name}*"))
+
+
+# ---- docs/SHARING.md ---------------------------------------------------------------------------
+
+# Checked behind each of the guide's snippets, in order; the first one is the module.
+GUIDE_CHECKS = [
+    """
+assert len(sums) == 4 and np.isclose(sum(sums), data.sum())
+""",
+    """
+assert len(parts) == 4 and np.isclose(sum(parts), data.sum())
+""",
+    """
+assert not removed and not would_remove
+""",
+    """
+assert np.array_equal(result, normalise(data, data.mean(), data.std()))
+""",
+    """
+assert lengths == [333_334, 333_333, 333_333] and [len(part) for part in unequal] == [10, 990]
+""",
+    """
+assert sums_async == sums
+""",
+    """
+assert np.isclose(sum(sums_joblib), data.sum())
+""",
+    """
+assert tensor.sum() == 100 * 100
+""",
+    "",
+]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_the_sharing_guide_as_it_is_printed(
+    start_method: str, pool_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("joblib", reason="joblib is not installed")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/SHARING.md").read_text(), re.DOTALL)
+    module, *blocks = blocks
+    assert module.startswith("# work.py\n") and len(blocks) == len(GUIDE_CHECKS)
+    (tmp_path / "work.py").write_text(module)
+    body = "".join(block + check for block, check in zip(blocks, GUIDE_CHECKS, strict=True))
+    script = f"""
+import multiprocessing
+if __name__ == "__main__":
+    multiprocessing.set_start_method({start_method!r})
+{textwrap.indent(body, "    ")}
+    assert not diagnostics().blocks_made
+    pool.shutdown()
+"""
+    # Other tests leave blocks to be swept, which are theirs.
+    for printed in ("sweep()", 'sweep(prefix="block"'):
+        assert printed in script
+    script = script.replace("sweep()", f'sweep("{pool_name}")')
+    script = script.replace('sweep(prefix="block"', f'sweep(prefix="{pool_name}"')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "guide.py").write_text(script)
+    run([str(tmp_path / "guide.py")], pool_name, tmp_path)

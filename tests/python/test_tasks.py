@@ -1,0 +1,112 @@
+"""Tasks on executors: cancelled, failed, and with workers that are lost."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from slices_support import (
+    end_process,
+    fail_at,
+    kill_marked,
+    marks,
+    pool,
+    processes,
+    sleep_long,
+    total,
+)
+
+from sharedvector import _blocks
+from sharedvector._slices import map_slices
+from sharedvector._task import Job
+from sharedvector._tasks import check_executor, run_tasks, worker_count
+from sharedvector.arrays import SharedArray
+
+
+def jobs(count: int) -> list[Job]:
+    return [Job((np.array([index]),), None) for index in range(count)]
+
+
+def test_who_runs_tasks() -> None:
+    with ThreadPoolExecutor(3) as threads, processes(workers=4) as executor, pool() as made:
+        for one, count in ((threads, 3), (executor, 4), (made, 2)):
+            check_executor(one)
+            assert worker_count(one) == count
+    assert worker_count(object()) >= 1
+    for no_executor in (None, len, []):
+        with pytest.raises(TypeError, match=r"should have submit\(\)"):
+            check_executor(no_executor)
+
+
+def test_results_in_order_and_ends_told() -> None:
+    shown: list[int] = []
+    with ThreadPoolExecutor(4) as threads:
+        results = run_tasks(threads, total, jobs(50), show=shown.append)
+    assert results == list(range(50))
+    assert shown == list(range(1, 51))
+
+
+def test_cancelled_before_anything_began() -> None:
+    events: Any = queue.SimpleQueue()
+    events.put(None)
+    held = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(held.wait, 30)
+        with pytest.raises(CancelledError):
+            run_tasks(threads, total, jobs(5), show=print, events=events)
+        assert threads._work_queue.qsize() == 5  # cancelled, and not waited for
+        held.set()
+
+
+def test_a_task_that_others_cancel() -> None:
+    class Cancels(ThreadPoolExecutor):
+        def submit(self, *call: Any, **more: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.cancel()
+            return future
+
+    with Cancels(1) as executor, pytest.raises(CancelledError):
+        run_tasks(executor, total, jobs(2), show=print)
+
+
+def test_an_executor_that_refuses_a_task(tmp_path: Path) -> None:
+    class Refuses(ThreadPoolExecutor):
+        left = 3
+
+        def submit(self, *call: Any, **more: Any) -> Future[Any]:
+            self.left -= 1
+            if self.left < 0:
+                raise RuntimeError("no more tasks")
+            return super().submit(*call, **more)
+
+    fn = functools.partial(fail_at, (), str(tmp_path))
+    with Refuses(1) as executor, pytest.raises(RuntimeError, match="no more tasks"):
+        run_tasks(executor, fn, jobs(5), show=print)
+    assert len(marks(tmp_path)) < 3
+
+
+def test_a_killed_worker(tmp_path: Path) -> None:
+    killer = threading.Thread(target=kill_marked, args=(tmp_path,))
+    fn = functools.partial(sleep_long, str(tmp_path))
+    with processes() as executor, SharedArray.empty(4, int) as out:
+        killer.start()
+        with pytest.raises(BrokenProcessPool):
+            map_slices(executor, fn, np.arange(4), out=out)
+        killer.join()
+        # No other worker is left that could write to `out`.
+        for mark in marks(tmp_path):
+            assert not Path("/proc", mark.removeprefix("pid-")).exists()
+    assert _blocks.made() == []
+
+
+def test_a_worker_that_ends_itself() -> None:
+    with processes() as executor, pytest.raises(BrokenProcessPool):
+        map_slices(executor, functools.partial(end_process, 0), np.arange(4))
+    assert _blocks.made() == []
