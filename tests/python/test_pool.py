@@ -599,7 +599,8 @@ def test_progress_is_shown_when_it_takes_long() -> None:
     """
     status, out, err = run(code, unique("progress"))
     assert (status, out) == (0, "")
-    lines = err.splitlines()
+    # Pools that other tests have just killed are named as orphans.
+    lines = [line for line in err.splitlines() if not line.startswith("orphaned ")]
     assert lines and all("INFO" in line and "/6 slots filled" in line for line in lines)
     assert "6/6" in lines[-1]
 
