@@ -9,6 +9,8 @@
  *     sharedvector sweep [--prefix PREFIX] [--dry-run]
  *                                    remove what dead makers and owners left
  *
+ * `python -m sharedvector` has diagnostics and a benchmark besides.
+ *
  * Exit status: 0 done, 1 it failed, 2 wrong call.
  */
 #include <errno.h>

@@ -26,6 +26,7 @@ commands:
   python -m sharedvector sweep   remove what dead processes left behind
   python -m sharedvector diagnostics  what takes shared memory, and what is left of it
   python -m sharedvector bench share  give an array to workers in every way, measured here
+  sharedvector recover, check, remove  mend a segment by its name, without Python
 """
 _MIB = 2**20
 _WIDEST_COMMAND = 60  # characters

@@ -210,7 +210,10 @@ def _common_length(sources: list[Any], out: SharedArray | None) -> int:
         )
     shapes = [tuple(source.shape) for source in sources] + ([] if out is None else [out.shape])
     if not all(shapes):
-        raise ValueError(f"arrays are cut along axis 0, and one of these shapes has none: {shapes}")
+        raise ValueError(
+            f"arrays are cut along axis 0, and one of these shapes has none: {shapes}; give fn "
+            "further arguments with functools.partial"
+        )
     lengths = [shape[0] for shape in shapes]
     if len(set(lengths)) > 1:
         names = [f"array {index}" for index in range(len(sources))] + ["out"]

@@ -59,7 +59,8 @@ class SharedArray(_layout.Layout):
 
     The process that made the block may write to it. Those who receive the handle get read-only
     arrays, unless it was made with ``writable=True`` or by :func:`split`. Nothing orders what
-    several processes write to one place at once.
+    several processes write to one place at once. A handle is no array: it has no arithmetic, and
+    two are equal only when they are one object; ``handle.array`` is the array.
 
     The block is removed when the handle that made it is closed, leaves its ``with`` statement, or
     is dropped together with all its parts; also when the interpreter exits, and when SIGTERM or
@@ -219,6 +220,14 @@ class SharedArray(_layout.Layout):
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # kDLCPU
 
+    if not TYPE_CHECKING:  # it would hide misspelled names from type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f"; its array has: use .array.{name}" if hasattr(np.ndarray, name) else ""
+            raise AttributeError(
+                f"a SharedArray has no attribute {name!r}{hint}", name=name, obj=self
+            )
+
     def __getitem__(self, key: Any) -> Any:
         """A handle on a part; the value of one element; for arrays of indices a copy, as in NumPy.
 
@@ -288,7 +297,10 @@ class SharedArray(_layout.Layout):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as name and bounds. ValueError when the handle is closed."""
         if self.closed:
-            raise ValueError(f"the handle on block {self.name!r} is closed; nothing to pickle")
+            raise ValueError(
+                f"the handle on block {self.name!r} is closed; nothing to pickle. Keep it open (or "
+                "its with statement) until the tasks that take it are done"
+            )
         directory, name = self._block.key
         rest: tuple[Any, ...] = (self._writable, self._offset, self._strides, directory, self._mode)
         defaults = (False, 0, None, _blocks.DEFAULT_DIRECTORY, _blocks.DEFAULT_MODE)

@@ -245,7 +245,7 @@ svi_fail_no_space(sv_error *err, const char *operation, const char *directory, c
     return svi_fail(err, SV_ESYS, ENOSPC, operation,
                     "segment '%.80s' needs %llu bytes (%.1f MiB) in %.120s, %llu bytes (%.1f MiB) "
                     "are %s%s; enlarge it (docker run --shm-size=..., mount -o "
-                    "remount,size=... %.120s) or ask for fewer or smaller slots%s",
+                    "remount,size=... %.120s) or ask for less%s",
                     name, (unsigned long long)wanted, (double)wanted / 1048576.0, directory,
                     (unsigned long long)available, (double)available / 1048576.0,
                     limit != NULL ? "left of " : "free", limit != NULL ? limit : "", directory,

@@ -655,3 +655,21 @@ def test_making_and_closing_leaves_no_descriptor_and_no_map() -> None:
     for _ in range(200):
         cycle()
     assert (descriptors(), maps_of("sv-")) == before and blocks() == []
+
+
+def test_what_only_arrays_have_is_pointed_at() -> None:
+    with share(np.arange(3)) as shared:
+        with pytest.raises(
+            AttributeError, match=r"no attribute 'sum'; its array has: use .array.sum"
+        ):
+            shared.sum()  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+            _ = shared.nonsense  # type: ignore[attr-defined]
+        assert not hasattr(shared, "__array_interface__")
+
+
+def test_a_closed_handle_says_why_it_cannot_be_sent() -> None:
+    shared = share(np.arange(3))
+    shared.close()
+    with pytest.raises(ValueError, match="until the tasks that take it are done"):
+        pickle.dumps(shared)

@@ -254,6 +254,7 @@ MAKER = """
     import numpy as np
     import sharedvector
     prefix = sys.argv[1]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup and the like ignore it
     def make():
         return sharedvector.share(np.arange(1000.0), prefix=prefix)
 """

@@ -30,6 +30,7 @@ EXPECTED = {
     "low_level": "replaced, first value 7 slots 2",
     "pool_stats": "pool/blocked_replaces",
     "coordination_files": "ready: True generation as promised: True",
+    "share_array": "- first root 0.798",
 }
 _counter = iter(range(1000))
 
