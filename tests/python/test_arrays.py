@@ -663,7 +663,7 @@ def test_what_only_arrays_have_is_pointed_at() -> None:
             AttributeError, match=r"no attribute 'sum'; its array has: use .array.sum"
         ):
             shared.sum()  # type: ignore[attr-defined]
-        with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+        with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
             _ = shared.nonsense  # type: ignore[attr-defined]
         assert not hasattr(shared, "__array_interface__")
 
