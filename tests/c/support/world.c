@@ -564,7 +564,7 @@ world_wait(pid_t pid, unsigned timeout_ms)
         world_sleep_ms(1);
     }
     tap_note("pid %ld was not done within %u ms", (long)pid, timeout_ms);
-    (void)CHECK(!"child in time");
+    (void)tap_check(false, __FILE__, __LINE__, "child in time");
     world_kill(pid);
     return -1;
 }
@@ -606,7 +606,7 @@ world_await(const svi_word *flag, uint64_t value)
         }
         world_sleep_ms(1);
     }
-    return CHECK(!"flag in time");
+    return tap_check(false, __FILE__, __LINE__, "flag in time");
 }
 
 uint64_t

@@ -186,7 +186,7 @@ the_probe_is_not_fooled_by_another_file(void)
     int probe = m->probe;
     int other = open("/dev/null", O_RDWR);
     if (probe < 0 || other < 0) {
-        CHECK(!"two descriptors");
+        tap_check(false, __FILE__, __LINE__, "two descriptors");
         return;
     }
     EQ(dup2(other, probe), probe); /* somebody closed ours and opened theirs */
