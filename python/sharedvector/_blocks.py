@@ -275,7 +275,11 @@ def attached() -> list[tuple[str, int]]:
 def _remove_made() -> None:
     for block in list(_known.values()):
         if block.made_here:
-            block.close()
+            try:
+                block.close()
+            except Exception as error:  # after a change of the user id, say; the others go
+                logger = import_module("logging").getLogger("sharedvector")
+                logger.warning("block %r could not be removed at exit: %s", block.name, error)
 
 
 def _at_exit() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,14 @@ class Layout:
         if not self._shape:
             raise TypeError("len() of an array without axes")
         return self._shape[0]
+
+
+def plain_array(array: Any) -> np.ndarray[Any, Any]:
+    """``numpy.asarray(array)``. TypeError for a masked array, whose mask would be lost."""
+    masked = sys.modules.get("numpy.ma")  # 17 ms to import, and without it there is no such array
+    if masked is not None and isinstance(array, masked.MaskedArray):
+        raise TypeError("the mask of a masked array cannot be shared: pass .filled(value)")
+    return np.asarray(array)
 
 
 def shape_of(shape: Any) -> tuple[int, ...]:

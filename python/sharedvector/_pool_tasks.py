@@ -87,12 +87,14 @@ class PoolTasks:
         if handler is not None and not handler.is_alive():
             self._break("its thread for results ended: a result could not be unpickled")
         living = _numbers(current)
-        if all(runner in living for runner, _ in self._begun()):
+        gone = [ended for runner, ended in self._begun() if runner not in living]
+        if living and not gone:
             self._lost_at = None
         elif self._lost_at is None:
-            self._lost_at = now + _RESULT_ON_ITS_WAY
-        elif now > self._lost_at:
-            self._break("a worker ended in the middle of a task")
+            self._lost_at = now
+        # A worker may end behind its task, and callbacks of others hold up the thread for results.
+        elif now > self._lost_at + (_QUIET if living and all(gone) else _RESULT_ON_ITS_WAY):
+            self._break("a worker ended in the middle of a task" if living else "no worker is left")
         if now > self._news + _QUIET:
             self._news = now
             if _stands_still(pool):

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from sharedvector._arguments import integer
@@ -21,6 +20,7 @@ from sharedvector._cuts import (
     even_bounds,
     slice_by_slice,
 )
+from sharedvector._layout import plain_array
 from sharedvector._progress import Progress
 from sharedvector._task import Job, in_this_process
 from sharedvector._tasks import Events, check_executor, run_tasks, worker_count
@@ -183,7 +183,8 @@ def _map(
     check_executor(executor)
     if not callable(fn):
         raise TypeError(f"fn should be callable, got {type(fn).__name__}")
-    sources = [source if hasattr(source, "shape") else np.asarray(source) for source in arrays]
+    # Once, whatever it is: a file that looks like an array would be read for each slice.
+    sources = [source if _is_shared(source) else plain_array(source) for source in arrays]
     length = _common_length(sources, out)
     count = worker_count(executor) if n is None else integer("n", n, least=1)
     bounds = even_bounds(length, min(count, length))
@@ -225,7 +226,7 @@ def _common_length(sources: list[Any], out: SharedArray | None) -> int:
 def _views(sources: list[Any], out: SharedArray | None, low: int, high: int) -> Job:
     """The arguments of a task in this process."""
     parts = tuple(
-        _part(source, out, low, high).array if _is_shared(source) else np.asarray(source)[low:high]
+        _part(source, out, low, high).array if _is_shared(source) else source[low:high]
         for source in sources
     )
     return Job(parts, None if out is None else out.array[low:high])
@@ -308,7 +309,7 @@ def _check_out(
         if not _is_shared(source):
             if not in_place_of_all:
                 continue
-            array = np.asarray(source)
+            array = source
         elif _same_block(source, out):
             array = _part(source, out, 0, len(source)).array
         else:

@@ -336,7 +336,9 @@ class Supervisor:
                 with contextlib.suppress(FileNotFoundError):
                     _core.remove_exact(paths.name, vector.inode, lock.generation, vector.directory)
                 lock.release()
-        except (_StaleError, OSError, RuntimeError) as error:
+        except _StaleError:
+            pass  # somebody swept them
+        except (OSError, RuntimeError) as error:
             self.log().warning("leftovers of pool %r could not be removed: %s", paths.name, error)
 
 

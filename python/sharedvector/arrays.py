@@ -7,7 +7,6 @@ process that made a block removes it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from importlib import import_module
 from os import PathLike
@@ -357,10 +356,7 @@ def share(
     Raises:
         TypeError: a masked array, whose mask would be lost: share ``.filled(value)``.
     """
-    masked = sys.modules.get("numpy.ma")  # 17 ms to import, and without it there is no such array
-    if masked is not None and isinstance(array, masked.MaskedArray):
-        raise TypeError("the mask of a masked array cannot be shared: pass .filled(value)")
-    source = np.asarray(array)
+    source = _layout.plain_array(array)
     turned = source.flags.f_contiguous and not source.flags.c_contiguous
     stored = source.T if turned else source
     lengths = _layout.shape_of(stored.shape)

@@ -342,11 +342,24 @@ block_retire(svi_mapping *m, sv_error *err)
 static bool
 block_empty(svi_mapping *m)
 {
-    if (svi_buffer_is_pinned(m, 0)) { /* E13, after the retirement */
+    if (svi_buffer_is_pinned(m, 0) ||                /* E13, after the retirement */
+        svi_load_seq(&svi_header(m)->h_kept) != 0) { /* B5: before the pin of who set it went */
         return false;
     }
     svi_os_punch(svi_probe(m), m->g.off_payload, m->g.segment_bytes - m->g.off_payload);
     SVI_STEP("block.emptied");
+    return true;
+}
+
+bool
+svi_block_keep(svi_mapping *m)
+{
+    unsigned char *rw = NULL;
+    if (m->g.kind != SVI_KIND_BLOCK || svi_writable_borrow(m, &rw, NULL) != 0) {
+        return false;
+    }
+    svi_store_seq(&svi_header_at(rw)->h_kept, 1); /* B5 */
+    svi_writable_return(m, rw);
     return true;
 }
 

@@ -14,6 +14,11 @@ int svi_block_list(svi_mapping *m, sv_error *err);
 /* Forget it again; a mapping without: nothing. Process lock held. */
 void svi_block_unlist(svi_mapping *m);
 
+/* A child that gets no row is about to inherit views of a block: its memory is not to be given back
+ * before all maps are gone (rule B5). False: this cannot be said, or it is no block. Process lock
+ * held. */
+bool svi_block_keep(svi_mapping *m);
+
 /* A view or a mapping was given back: memory of a removed block that nobody looks at any more goes at
  * once, whoever still has it mapped. Other segments: nothing. The second one with the process lock
  * held. */

@@ -112,7 +112,8 @@ create_fill(int fd, const svi_place *place, const sv_options *options, const cha
                         place->name, place->directory);
     }
     svi_huge_reserve(fd, g->off_payload, g->segment_bytes);
-    if ((status = svi_os_allocate(fd, 0, g->off_rows)) != 0 ||
+    uint64_t rows = (uint64_t)svi_geometry_first_rows(g) * g->row_stride;
+    if ((status = svi_os_allocate(fd, 0, g->off_rows + rows)) != 0 ||
         (status = svi_os_allocate(fd, g->off_ring, g->segment_bytes - g->off_ring)) != 0) {
         uint64_t free_bytes = 0;
         uint64_t total = 0;

@@ -45,6 +45,20 @@ process_reset_gate(void)
     process_gate = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 }
 
+/* The payload was withheld from this child: nothing else may come to lie at its addresses, which views
+ * still show. Before anything is mapped here. */
+static void
+fork_fence(const svi_mapping *m)
+{
+    size_t offset = m->g.off_payload;
+    size_t bytes = m->g.segment_bytes - offset;
+    unsigned char *rw = atomic_load_explicit(&m->rw, memory_order_relaxed);
+    svi_os_fence((unsigned char *)(uintptr_t)m->ro + offset, bytes);
+    if (rw != NULL && rw != m->ro) {
+        svi_os_fence(rw + offset, bytes);
+    }
+}
+
 /* The payload was withheld from this child: inherited views fault, new ones need a new map. */
 static void
 fork_map_again(svi_mapping *m)
@@ -64,6 +78,11 @@ fork_adopt(bool handlers_ran)
 {
     svi_add_relaxed(&svi_process_number, 1);
     atomic_store_explicit(process_token_home, &svi_process_number, memory_order_relaxed);
+    for (svi_mapping *m = process_list; m != NULL; m = m->next) {
+        if (m->mapped && m->withheld && handlers_ran) {
+            fork_fence(m);
+        }
+    }
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
         if (!m->mapped) {
             continue;
@@ -135,6 +154,9 @@ fork_hand_over(svi_mapping *m)
     }
     if (status != 0) {
         m->child = (svi_hold){.row = SVI_NO_ROW};
+        if (svi_block_keep(m)) {
+            return; /* nobody refills a block: the child may go on looking at it */
+        }
         fork_withhold(m, true);
         return;
     }

@@ -6,6 +6,8 @@
 
 #include "error.h"
 
+#define GEOMETRY_LEAST_ROWS 4
+#define GEOMETRY_MOST_ROWS 64
 #define GEOMETRY_MAX_BYTES (UINT64_C(1) << 46) /* 64 TiB; keeps every sum far from overflow */
 
 static uint64_t
@@ -184,8 +186,20 @@ svi_geometry_read(const svm_header *h, uint64_t file_bytes, const char *path, sv
     return 0;
 }
 
+uint32_t
+svi_geometry_first_rows(const svi_geometry *g)
+{
+    uint64_t rows = 1;
+    if (g->kind == SVI_KIND_BLOCK) { /* a page for each MiB of the array */
+        rows = g->chunk_size >> 20;
+        rows = rows < GEOMETRY_LEAST_ROWS ? GEOMETRY_LEAST_ROWS : rows;
+        rows = rows > GEOMETRY_MOST_ROWS ? GEOMETRY_MOST_ROWS : rows;
+    }
+    return rows < g->max_rows ? (uint32_t)rows : g->max_rows;
+}
+
 uint64_t
 svi_geometry_reserved(const svi_geometry *g)
 {
-    return g->segment_bytes - (uint64_t)(g->max_rows - 1) * g->row_stride;
+    return g->segment_bytes - (uint64_t)(g->max_rows - svi_geometry_first_rows(g)) * g->row_stride;
 }

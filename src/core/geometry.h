@@ -31,7 +31,11 @@ int svi_geometry_plan(const sv_options *options, svi_geometry *out, sv_error *er
 int svi_geometry_read(const svm_header *header, uint64_t file_bytes, const char *path,
                       svi_geometry *out, sv_error *err);
 
-/* Bytes that have to be reserved when the segment is made: everything but the rows, and one row. */
+/* Rows that get their memory when the segment is made: one, for a block as many as will be wanted by
+ * workers that a full file system must not keep away. */
+uint32_t svi_geometry_first_rows(const svi_geometry *geometry);
+
+/* Bytes that have to be reserved when the segment is made: everything but further rows. */
 uint64_t svi_geometry_reserved(const svi_geometry *geometry);
 
 #endif

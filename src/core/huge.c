@@ -7,11 +7,27 @@
 
 #include "os.h"
 
-/* A piece takes 0.3 ms of the processor when a huge page is at hand, twenty times as much when the kernel
- * has to move other pages first, or a virtual machine's host has to find the memory. Slow pieces are
- * mostly the first ones; this bounds the average. */
-#define HUGE_PIECE_NS UINT64_C(4000000)
-#define HUGE_PIECES_AHEAD 16
+/* Collapsed in one call; each call has a cost of its own, and is not interrupted. */
+#define HUGE_BATCH_BYTES (8 * SVI_HUGE_BYTES)
+
+/* Two milliseconds for a huge page. It takes 0.3 when one is at hand, and twenty times as much when the
+ * kernel has to move other pages first, or a virtual machine's host has to find the memory. Others
+ * that want to make the segment wait for longer than this (SEGMENT_RESERVE_NS_PER_BYTE). */
+#define HUGE_PATIENCE_NS UINT64_C(100000000)
+#define HUGE_NS_PER_BYTE 1
+
+/* A piece without any page of its own is refused, and the huge page is made on the node of that page:
+ * where memory is interleaved by offset, not always the same one. */
+static int
+huge_touch(int fd, uint64_t start, uint64_t end)
+{
+    int status = 0;
+    for (uint64_t at = start; at < end && status == 0; at += SVI_HUGE_BYTES) {
+        uint64_t page = at / SVI_HUGE_BYTES % (SVI_HUGE_BYTES / 4096);
+        status = svi_os_pwrite(fd, "", 1, at + page * 4096);
+    }
+    return status;
+}
 
 void
 svi_huge_reserve(int fd, uint64_t offset, uint64_t end)
@@ -22,15 +38,14 @@ svi_huge_reserve(int fd, uint64_t offset, uint64_t end)
     if (first >= last || svi_os_map_huge(fd, first, last - first, true, &map) != 0) {
         return;
     }
-    /* The kernel compacts memory in this thread, so that its own time tells; by the clock a piece is slow
-     * when somebody else runs. */
-    uint64_t started = svi_os_thread_ns();
-    uint64_t patience = HUGE_PIECES_AHEAD * HUGE_PIECE_NS;
-    for (uint64_t at = first; at < last; at += SVI_HUGE_BYTES, patience += HUGE_PIECE_NS) {
-        /* A piece without any page of its own is refused. */
-        if (svi_os_pwrite(fd, "", 1, at) != 0 ||
-            svi_os_collapse((unsigned char *)map + (at - first), SVI_HUGE_BYTES) != 0 ||
-            svi_os_thread_ns() - started > patience) {
+    uint64_t started = svi_os_monotonic_ns();
+    uint64_t patience = HUGE_PATIENCE_NS;
+    for (uint64_t at = first; at < last; at += HUGE_BATCH_BYTES) {
+        uint64_t bytes = last - at < HUGE_BATCH_BYTES ? last - at : HUGE_BATCH_BYTES;
+        patience += bytes * HUGE_NS_PER_BYTE;
+        if (huge_touch(fd, at, at + bytes) != 0 ||
+            svi_os_collapse((unsigned char *)map + (at - first), bytes) != 0 ||
+            svi_os_monotonic_ns() - started > patience) {
             break;
         }
     }

@@ -71,7 +71,8 @@ typedef struct svm_header {
     svi_word h_moves; /* pins handed over to a child; a scan that saw it change repeats (rule F2) */
     char h_pad3[56];
     svi_word h_retired; /* enum sv_retired; set once */
-    char h_pad4[56];
+    svi_word h_kept;    /* 1: a child without a row may look at this block; set once (rule B5) */
+    char h_pad4[48];
     svi_word h_walk; /* where the next search for a free buffer begins; hint */
     char h_pad5[56];
     svi_word h_replace_events;

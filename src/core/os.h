@@ -14,8 +14,6 @@
 int svi_os_random(void *out, size_t bytes);
 uint64_t svi_os_monotonic_ns(void);
 uint64_t svi_os_realtime_ns(void);
-/* Processor time of the calling thread, the kernel's work for it included. */
-uint64_t svi_os_thread_ns(void);
 void svi_os_sleep_ns(uint64_t nanoseconds);
 
 /* Open with O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK added: never follow a link, never wait for a FIFO. */
@@ -42,7 +40,8 @@ int svi_os_map(int fd, uint64_t offset, size_t bytes, bool writable, void **out)
 /* The same at an address that agrees with the offset modulo 2 MiB, so that huge pages of the file are
  * mapped as such. */
 int svi_os_map_huge(int fd, uint64_t offset, size_t bytes, bool writable, void **out);
-/* Make one huge page of 2 MiB of a shared map; a kernel that cannot says -EINVAL. */
+/* Make huge pages of a shared map, whose bounds are multiples of 2 MiB; a kernel that cannot says
+ * -EINVAL. */
 int svi_os_collapse(void *address, size_t bytes);
 /* A writable map whose changes stay private to this process. */
 int svi_os_map_private(int fd, uint64_t offset, size_t bytes, void **out);
@@ -50,6 +49,8 @@ int svi_os_map_private(int fd, uint64_t offset, size_t bytes, void **out);
  * in no forked child. */
 int svi_os_map_anchor(int fd, uint64_t offset, size_t bytes, bool inherit, void **out);
 int svi_os_map_wipe_on_fork(size_t bytes, void **out);
+/* Take address space that is free, so that nothing else comes to lie there: touching it faults. */
+void svi_os_fence(void *address, size_t bytes);
 /* Fault whole pages in for writing, all at once (Linux 5.14); where that fails they fault one by one. */
 void svi_os_prefault(void *address, size_t bytes);
 /* The same for reading. */

@@ -56,12 +56,6 @@ svi_os_realtime_ns(void)
     return os_clock_ns(CLOCK_REALTIME);
 }
 
-uint64_t
-svi_os_thread_ns(void)
-{
-    return os_clock_ns(CLOCK_THREAD_CPUTIME_ID);
-}
-
 void
 svi_os_sleep_ns(uint64_t nanoseconds)
 {

@@ -9,6 +9,7 @@
 #include "ext.h"
 
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -266,6 +267,14 @@ PyObject *
 module_guard_signals(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
     static const int numbers[] = {SIGTERM, SIGHUP};
+    static int at_exit = 0;
+    if (!at_exit) {
+        /* Behind Python's own end: what a daemon thread was about to make. */
+        at_exit = atexit(sv_block_unlink_all) == 0;
+    }
+    if (getpid() == 1) {
+        Py_RETURN_NONE; /* the kernel spares the first process of a container the default action */
+    }
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         struct sigaction now;
         if (sigaction(numbers[i], NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 &&

@@ -240,6 +240,13 @@ MUTANTS = (
         "svi_buffer_reads(m, old.buffer) + old.read_base * 0",
     ),
     Mutant(
+        "withheld-addresses-left-free",
+        "F3",
+        "fork.c",
+        "    svi_os_fence((unsigned char *)(uintptr_t)m->ro + offset, bytes);\n",
+        "    (void)bytes;\n",
+    ),
+    Mutant(
         "removal-not-looked-at",
         "B2",
         "pin.c",
@@ -250,8 +257,8 @@ MUTANTS = (
         "emptied-under-a-view",
         "B2",
         "block.c",
-        "    if (svi_buffer_is_pinned(m, 0)) {",
-        "    if (svi_buffer_is_pinned(m, 0) && m->handles == 0) {",
+        "    if (svi_buffer_is_pinned(m, 0) ||",
+        "    if ((svi_buffer_is_pinned(m, 0) && m->handles == 0) ||",
     ),
     Mutant(
         "scanned-before-retired",
@@ -275,6 +282,13 @@ MUTANTS = (
         "pin.c",
         "        if (__builtin_expect(removed, 0)) {",
         "        if (removed && m->handles > 1) {",
+    ),
+    Mutant(
+        "emptied-under-a-child-without-a-row",
+        "B5",
+        "block.c",
+        "svi_store_seq(&svi_header_at(rw)->h_kept, 1); /* B5 */",
+        "svi_store_seq(&svi_header_at(rw)->h_kept, 0); /* B5 */",
     ),
     Mutant(
         "removed-by-anybody",

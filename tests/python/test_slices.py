@@ -499,3 +499,30 @@ def test_keyboard_interrupt_does_not_wait_for_ever(tmp_path: Path) -> None:
     """
     status, out, err = run(code, str(tmp_path))
     assert (status, out.strip()) == (0, "interrupted, blocks: []"), err
+
+
+def test_masks_are_refused_wherever_tasks_run() -> None:
+    masked = np.ma.masked_greater(np.arange(8.0), 5)
+    with ThreadPoolExecutor(2) as executor, pytest.raises(TypeError, match="mask"):
+        map_slices(executor, np.sum, masked)
+
+
+class File:
+    """Looks like an array, and is read whole at each conversion."""
+
+    shape = (8,)
+    dtype = np.dtype(float)
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self.reads += 1
+        return np.arange(8.0)
+
+
+def test_what_looks_like_an_array_is_read_once() -> None:
+    file = File()
+    with ThreadPoolExecutor(2) as executor:
+        assert sum(map_slices(executor, np.sum, file, n=8)) == 28
+    assert file.reads == 1

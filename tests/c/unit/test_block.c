@@ -531,6 +531,38 @@ the_view_of_a_dead_process_keeps_nothing(void)
     (void)close(fd);
 }
 
+static sv_view inherited;
+
+static int
+look_without_a_row(void *argument)
+{
+    (void)argument;
+    world_set(&world_flags[0], 1);
+    (void)world_await(&world_flags[1], 1);
+    CHECK(block_shows(&inherited, 5)); /* removed meanwhile, and nobody has a pin */
+    return 0;
+}
+
+static void
+a_child_without_a_row_goes_on_looking(void)
+{
+    sv_options options = world_options();
+    options.max_rows = 1;
+    uint64_t *words = block_words(5);
+    const sv_array array = block_array(words);
+    sv_segment *block = NULL;
+    EQ(sv_block_create("test", &array, &options, &block, NULL), 0);
+    free(words);
+    world_flags_clear();
+    EQ(sv_block_pin(block, 0, &inherited, NULL, NULL), 0);
+    pid_t pid = world_fork(look_without_a_row, NULL);
+    REQUIRE(world_await(&world_flags[0], 1));
+    sv_unpin(&inherited);
+    block_drop(block);
+    world_set(&world_flags[1], 1);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+}
+
 static int refused_call;
 
 static int
@@ -593,6 +625,7 @@ main(void)
     RUN(a_view_outlives_block_and_handle);
     RUN(what_took_the_name_is_left_alone);
     RUN(anothers_view_keeps_the_memory);
+    RUN(a_child_without_a_row_goes_on_looking);
     RUN(the_view_of_a_dead_process_keeps_nothing);
     RUN(a_failed_removal_is_finished_by_the_next);
     return world_end();

@@ -380,6 +380,45 @@ a_reservation_stays_with_the_parent(void)
 
 /* ---- no row left --------------------------------------------------------------------------- */
 
+static sv_view one_of_a;
+
+static int
+look_at_withheld_of_two(void *argument)
+{
+    struct rlimit none = {0, 0};
+    (void)argument;
+    (void)setrlimit(RLIMIT_CORE, &none);
+    (void)signal(SIGSEGV, SIG_DFL);
+    return *(const volatile uint64_t *)one_of_a.data != 0 ? 1 : 2;
+}
+
+/* What is mapped again in the child must not come to lie where a withheld view still looks. */
+static void
+withheld_addresses_stay_empty(void)
+{
+    sv_options options = world_options();
+    options.max_rows = 1;
+    options.chunk_size = UINT64_C(4) << 20;
+    options.slot_count = 4;
+    sv_segment *a = world_open(world_name("withheld-a"), &options, SV_OPEN_CREATE);
+    options.slot_count = 2;
+    sv_segment *b = world_open(world_name("withheld-b"), &options, SV_OPEN_CREATE);
+    sv_view of_b;
+    for (uint64_t i = 0; i < 4; i++) {
+        EQ(world_append(a, i + 1), 0);
+        EQ(i < 2 ? world_append(b, i + 1) : 0, 0);
+    }
+    EQ(sv_pin(b, 0, &of_b), 0);
+    for (uint32_t slot = 0; slot < 4; slot++) {
+        EQ(sv_pin(a, slot, &one_of_a), 0);
+        EQ(world_wait(world_fork(look_at_withheld_of_two, NULL), WORLD_WAIT_MS), 128 + SIGSEGV);
+        sv_unpin(&one_of_a);
+    }
+    sv_unpin(&of_b);
+    world_drop(a);
+    world_drop(b);
+}
+
 static int
 look_at_withheld(void *argument)
 {
@@ -697,6 +736,7 @@ main(void)
     RUN(a_fork_after_a_deferred_close);
     RUN(a_reservation_stays_with_the_parent);
     RUN(without_a_row_the_payload_is_withheld);
+    RUN(withheld_addresses_stay_empty);
     RUN(views_of_several_segments_are_handed_over);
     RUN(a_raw_clone_loses_the_pins_and_harms_nobody);
     RUN(a_scan_that_a_hand_over_overlaps_looks_again);
