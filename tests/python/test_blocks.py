@@ -131,6 +131,7 @@ def test_removed_blocks_are_dropped_when_the_next_one_arrives() -> None:
 
 
 def test_what_is_made_and_attached_is_told() -> None:
+    _blocks._forget_gone()  # of earlier tests
     with share(np.ones(3)) as shared:
         size = (Path("/dev/shm") / shared.name).stat().st_blocks * 512
         assert [name for name, _ in _blocks.made()] == [shared.name]
