@@ -20,6 +20,9 @@ LAYOUTS = {
     "automatic chunks": 1.5,
     "float32 to int16": 2.2,
 }
+# How often loading and decoding alone go through all volumes in one turn: the first time the caches
+# hold what ran before.
+ROUNDS = 4
 # Volumes of whole slabs: for those with a rest more chunks are decoded than slots are filled.
 ALONE = ("zstd, no rest", "blosc-zstd, no rest")
 MEMORY = "zstd, 16-slice chunks"
@@ -108,7 +111,13 @@ def _layout(
         title = f"{layout}, {side}"
         if layout in ALONE:
             turns[title] = partial(
-                _processor, workers, "volumes.load", check=False, clock="process_time", turn=False
+                _processor,
+                workers,
+                "volumes.load",
+                check=False,
+                clock="process_time",
+                turn=False,
+                repeat=ROUNDS,
             )
         else:
             turns[title] = partial(_together, workers, "volumes.load", check=False)
@@ -123,7 +132,7 @@ def _layout(
             ("decoding alone into huge pages", "heap", False),
         ):
             turns[f"{layout}, {title}"] = partial(
-                _processor, decoders, "volumes.decode", repeat=2, into=into, reading=reading
+                _processor, decoders, "volumes.decode", repeat=ROUNDS, into=into, reading=reading
             )
     report.series |= interleave(bench.pick(15, 4), turns)
     for side, workers in sides.items():

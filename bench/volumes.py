@@ -85,9 +85,13 @@ def start(state: dict[str, Any], folder: str, name: str, create: bool, part: int
 
 
 def load(
-    state: dict[str, Any], check: bool, clock: str = "perf_counter", turn: bool = True
+    state: dict[str, Any],
+    check: bool,
+    clock: str = "perf_counter",
+    turn: bool = True,
+    repeat: int = 1,
 ) -> float:
-    """Seconds per slot for all volumes, each over the same slots.
+    """Seconds per slot for all volumes, each over the same slots, `repeat` times.
 
     `clock` is a function of time; "process_time" counts those that the processor worked. Half of
     the volumes are turned end to end, or none.
@@ -98,12 +102,12 @@ def load(
     load_one = _load_into if hasattr(state["loader"], "load_into") else _call_and_replace
     count = len(state["loader"])
     start = now()
-    for source in range(count):
+    for source in list(range(count)) * repeat:
         if load_one(state, source) != SLABS:
             raise RuntimeError(f"volume {source} gave another number of chunks than {SLABS}")
         if check:
             _check(state, source)
-    return float(now() - start) / (count * SLABS)
+    return float(now() - start) / (count * SLABS * repeat)
 
 
 def _load_into(state: dict[str, Any], source: int) -> int:
