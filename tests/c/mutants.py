@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         "anchor-inherited",
         "R2",
-        "os_linux.c",
+        "os_map.c",
         "    if (!inherit && madvise(address, bytes, MADV_DONTFORK) != 0) {",
         "    if (fd < 0 && !inherit) {",
     ),
