@@ -495,6 +495,8 @@ look_and_wait(void *name)
     EQ(sv_block_pin(block, 0, &second, NULL, &err), SV_ENOENT);
     EQ(sv_check(block, NULL), 0);
     sv_unpin(&view);
+    world_set(&world_flags[2], 1); /* without a view, but attached */
+    (void)world_await(&world_flags[3], 1);
     EQ(sv_block_remove(block, &err), SV_EFORKED);
     HAS(err.message, "was made by another process");
     return sv_segment_close(block, NULL);
@@ -511,8 +513,10 @@ anothers_view_keeps_the_memory(void)
     block_drop(block);
     CHECK(block_memory(fd) >= BLOCK_BYTES);
     world_set(&world_flags[1], 1);
-    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    REQUIRE(world_await(&world_flags[2], 1));
     CHECK(block_memory(fd) < BLOCK_BYTES);
+    world_set(&world_flags[3], 1);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
     (void)close(fd);
 }
 
