@@ -1,5 +1,5 @@
 /*
- * Blocks: segments of one buffer that is written in place (rules B1-B4).
+ * Blocks: segments of one buffer that is written in place (rules B1-B5).
  *
  * Their makers are short-lived scripts, so that everything here is about the end: the name goes with
  * its maker even at a fatal signal, and the memory with the name unless somebody looks at it.

@@ -128,33 +128,13 @@ segment_block_private(PyObject *op, PyObject *Py_UNUSED(ignored))
 static PyObject *
 segment_block_remove(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
-    SegmentObject *self = (SegmentObject *)op;
-    sv_segment *handle = segment_enter(self);
-    if (handle == NULL) {
-        return NULL;
-    }
-    sv_error err;
-    ext_error_clear(&err);
-    int code;
-    Py_BEGIN_ALLOW_THREADS code = sv_block_remove(handle, &err);
-    Py_END_ALLOW_THREADS segment_leave(self);
-    if (code != 0) {
-        return ext_raise(self->state, code, &err);
-    }
-    Py_RETURN_NONE;
+    return segment_call(op, sv_block_remove);
 }
 
 static PyObject *
 segment_own_pins(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
-    SegmentObject *self = (SegmentObject *)op;
-    sv_segment *handle = segment_enter(self);
-    if (handle == NULL) {
-        return NULL;
-    }
-    uint64_t pins = sv_own_pins(handle);
-    segment_leave(self);
-    return PyLong_FromUnsignedLongLong(pins);
+    return segment_count(op, sv_own_pins);
 }
 
 #define KEYWORDS (METH_VARARGS | METH_KEYWORDS)

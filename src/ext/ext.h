@@ -211,6 +211,12 @@ void segment_leave(SegmentObject *self);
 /* Raise that the handle is closed. Returns NULL. */
 PyObject *segment_raise_closed(const SegmentObject *self);
 
+/* A verb without arguments, called without the GIL: None, or its error raised. */
+PyObject *segment_call(PyObject *op, int (*verb)(sv_segment *segment, sv_error *err));
+
+/* A number that never fails on an open handle. */
+PyObject *segment_count(PyObject *op, uint64_t (*count)(const sv_segment *segment));
+
 /* 0 when a dtype is bound, else -1 with RuntimeError. */
 int segment_require_dtype(const SegmentObject *self);
 

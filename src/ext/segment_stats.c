@@ -348,33 +348,13 @@ segment_retire(PyObject *op, PyObject *value)
 static PyObject *
 segment_ref_count(PyObject *op, void *Py_UNUSED(closure))
 {
-    SegmentObject *self = (SegmentObject *)op;
-    sv_segment *handle = segment_enter(self);
-    if (handle == NULL) {
-        return NULL;
-    }
-    uint64_t count = sv_handle_count(handle);
-    segment_leave(self);
-    return PyLong_FromUnsignedLongLong(count);
+    return segment_count(op, sv_handle_count);
 }
 
 static PyObject *
 segment_check(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
-    SegmentObject *self = (SegmentObject *)op;
-    sv_segment *handle = segment_enter(self);
-    if (handle == NULL) {
-        return NULL;
-    }
-    sv_error err;
-    ext_error_clear(&err);
-    int code;
-    Py_BEGIN_ALLOW_THREADS code = sv_check(handle, &err);
-    Py_END_ALLOW_THREADS segment_leave(self);
-    if (code != 0) {
-        return ext_raise(self->state, code, &err);
-    }
-    Py_RETURN_NONE;
+    return segment_call(op, sv_check);
 }
 
 /* ---- tables -------------------------------------------------------------------------------- */

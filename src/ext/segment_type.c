@@ -59,6 +59,38 @@ segment_leave(SegmentObject *self)
     }
 }
 
+PyObject *
+segment_call(PyObject *op, int (*verb)(sv_segment *segment, sv_error *err))
+{
+    SegmentObject *self = (SegmentObject *)op;
+    sv_segment *handle = segment_enter(self);
+    if (handle == NULL) {
+        return NULL;
+    }
+    sv_error err;
+    ext_error_clear(&err);
+    int code;
+    Py_BEGIN_ALLOW_THREADS code = verb(handle, &err);
+    Py_END_ALLOW_THREADS segment_leave(self);
+    if (code != 0) {
+        return ext_raise(self->state, code, &err);
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *
+segment_count(PyObject *op, uint64_t (*count)(const sv_segment *segment))
+{
+    SegmentObject *self = (SegmentObject *)op;
+    sv_segment *handle = segment_enter(self);
+    if (handle == NULL) {
+        return NULL;
+    }
+    uint64_t found = count(handle);
+    segment_leave(self);
+    return PyLong_FromUnsignedLongLong(found);
+}
+
 static PyObject *
 segment_raise_reserved(const SegmentObject *self)
 {
