@@ -18,6 +18,7 @@ from pool_support import (
     children,
     ended,
     files,
+    own_words,
     refreshes,
     spec,
     start,
@@ -133,7 +134,7 @@ def test_owns_a_pool_until_it_is_told_to_end() -> None:
     finally:
         process.kill()
     assert (process.returncode, out) == (0, ""), err
-    assert all("INFO" in line for line in err.splitlines()), err
+    assert all("INFO" in line for line in own_words(err).splitlines()), err
     assert files(name) == []
 
 

@@ -599,8 +599,7 @@ def test_progress_is_shown_when_it_takes_long() -> None:
     """
     status, out, err = run(code, unique("progress"))
     assert (status, out) == (0, "")
-    # Pools that other tests have just killed are named as orphans.
-    lines = [line for line in err.splitlines() if not line.startswith("orphaned ")]
+    lines = err.splitlines()
     assert lines and all("INFO" in line and "/6 slots filled" in line for line in lines)
     assert "6/6" in lines[-1]
 
@@ -660,6 +659,27 @@ def test_orphans_are_named_with_their_sizes(caplog: pytest.LogCaptureFixture) ->
         assert "orphaned pool" in line and "MiB" in line and "sweep()" in line
     finally:
         remove_shared_memory(orphan)
+
+
+def test_what_is_run_beside_is_not_in_the_errors_of_a_program() -> None:
+    code = """
+        import os, signal, sys
+        from pool_support import spec
+        from sharedvector import SharedVector, ensure_pool
+        if os.fork() == 0:
+            kept = [SharedVector(n, chunk_size=9, slot_count=2, owned=True) for n in sys.argv[2:]]
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.wait()
+        ensure_pool(sys.argv[1], 2, producer=spec(), ready_timeout=50).close()
+    """
+    mine, other = unique("mine"), f"svpool{os.getpid()}0-other"
+    try:
+        status, out, err = run(code, unique("beside"), mine, other)
+        (line,) = err.splitlines()
+        assert (status, out) == (0, "") and line.startswith(f"orphaned pool {mine!r} takes ")
+    finally:
+        for name in (mine, other):
+            remove_shared_memory(name)
 
 
 def test_an_unguarded_program_runs_once() -> None:
