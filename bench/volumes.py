@@ -72,6 +72,8 @@ def _body(state: dict[str, Any], number: int) -> np.ndarray[Any, Any]:
 
 def start(state: dict[str, Any], folder: str, name: str, create: bool, part: int) -> None:
     """A loader, and the pool whose `part`-th SLABS slots it fills."""
+    if hasattr(sv, "_core") and hasattr(sv._core, "guard_file_maps"):
+        sv._core.guard_file_maps()  # as a producer process of a pool does
     loader = sv.ZarrLoader(folder, slices_per_chunk=SLICES, dtype="int16", seed=part)
     memory = 2 * SLABS * (SLOT_BYTES + 4096) + (1 << 20)
     more: dict[str, Any] = {}

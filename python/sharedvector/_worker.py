@@ -21,6 +21,7 @@ import types
 import warnings
 from typing import Any
 
+from sharedvector import _core
 from sharedvector._events import encode_event
 from sharedvector._job import (
     EXIT_FATAL,
@@ -222,6 +223,9 @@ def main() -> None:
 
 
 def _work(parcel_fd: int, events_fd: int, first: int, stop: _Stop) -> int:
+    # Volumes that are cut short while a worker decodes them are an error of the volume, and what is
+    # rewritten in place at that moment may at worst end this process, which is started again.
+    _core.guard_file_maps()
     job = receive(parcel_fd)
     log_to_stderr(job.log_level)
     vector = attach_job(job)

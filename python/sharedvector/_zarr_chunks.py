@@ -1,9 +1,9 @@
 """Chunks of a Zarr array in local files: found, checked, read and decoded into given memory.
 
-A chunk is read once, with one system call, and decoded once, into its last place. What the codecs
-of numcodecs let pass is looked at before: a frame that decodes to fewer bytes than a chunk has
-would leave the rest of the destination as it was, and a blosc frame that has lost its end would be
-read beyond it.
+A chunk is read once, with one system call, or, where `_core.guard_file_maps` was called and the
+page cache has it, not at all; and decoded once, into its last place. What the codecs of numcodecs
+let pass is looked at before: a frame that decodes to fewer bytes than a chunk has would leave the
+rest of the destination as it was, and a blosc frame that has lost its end would be read beyond it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from sharedvector import _core
 from sharedvector._zarr_plan import Array, Layout
 
 __all__ = ["ChunkReader", "Scratch", "as_bytes"]
@@ -25,6 +26,7 @@ __all__ = ["ChunkReader", "Scratch", "as_bytes"]
 _IOV_MAX = 1024  # pieces of memory that one system call fills
 _MAX_FILES = 64  # shards that are kept open
 _ABSENT = 2**64 - 1  # offset and size of a chunk that a shard does not have
+_MAPPED_BYTES = 2**20  # from here on a map costs less than the copy that it saves
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -173,14 +175,30 @@ class ChunkReader:
             raise ValueError(
                 f"{extent.size} encoded bytes for a chunk of {out.nbytes}; the file is damaged"
             )
-        encoded = self._scratch.take("encoded", extent.size)
-        _read_exactly(extent.fd, [encoded], extent.offset)
+        mapped = None
+        if extent.size >= _MAPPED_BYTES:
+            mapped = _core.map_file(extent.fd, extent.offset, extent.size)
+        if mapped is None:
+            encoded = self._scratch.take("encoded", extent.size)
+            _read_exactly(extent.fd, [encoded], extent.offset)
+            return self._decode_bytes(encoded, out)
+        before = _last_change(extent.fd)
+        try:
+            self._decode_bytes(np.frombuffer(memoryview(mapped), np.uint8), out)
+        except Exception:
+            if mapped.whole and _last_change(extent.fd) == before:
+                raise
+        if not mapped.whole or _last_change(extent.fd) != before:
+            raise ValueError("it was changed while it was decoded")
+        return None
+
+    def _decode_bytes(self, encoded: Array, out: Array) -> None:
         if self._layout.checksum:
             encoded = _without_crc(encoded)
         size = self._check(encoded)
         if size is None or size == out.nbytes:
             self._decode(encoded, out)
-            return None
+            return
         if size > out.nbytes:
             raise ValueError(f"it decodes to {size} bytes, a chunk has {out.nbytes}")
         # Less in the first frame: damaged, or there are more frames.
@@ -188,7 +206,7 @@ class ChunkReader:
         if decoded.nbytes != out.nbytes:
             raise ValueError(f"it decodes to {decoded.nbytes} bytes, a chunk has {out.nbytes}")
         out[...] = decoded
-        return None
+        return
 
     def _check_plain(self, extent: _Extent) -> None:
         if extent.size != self._chunk_bytes:
@@ -246,6 +264,12 @@ def _open(path: str) -> int | None:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+
+
+def _last_change(fd: int) -> tuple[int, int]:
+    """What tells a file from itself after it was written or cut."""
+    found = os.fstat(fd)
+    return found.st_size, found.st_ctime_ns
 
 
 def _read_exactly(fd: int, pieces: Sequence[Array], offset: int) -> None:

@@ -73,6 +73,7 @@ typedef struct {
     PyTypeObject *buffer_type;
     PyTypeObject *memory_type;
     PyTypeObject *owner_type;
+    PyTypeObject *file_map_type;
 } ext_state;
 #undef EXT_CLASS_FIELD
 
@@ -199,6 +200,13 @@ PyObject *module_block_name(PyObject *module, PyObject *value);
 PyObject *module_sweep(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *module_memory_free(PyObject *module, PyObject *ignored);
 PyObject *module_guard_signals(PyObject *module, PyObject *ignored);
+
+/* ---- file_map.c ---------------------------------------------------------------------------- */
+
+int ext_file_map_init(PyObject *module, ext_state *state);
+
+PyObject *module_guard_file_maps(PyObject *module, PyObject *ignored);
+PyObject *module_map_file(PyObject *module, PyObject *args);
 
 /* ---- segment_type.c ------------------------------------------------------------------------ */
 

@@ -286,6 +286,14 @@ static PyMethodDef module_methods[] = {
     {"guard_signals", module_guard_signals, METH_NOARGS,
      "guard_signals($module, /)\n--\n\n"
      "Remove this process's blocks before SIGTERM or SIGHUP end it, where nobody handles them."},
+    {"guard_file_maps", module_guard_file_maps, METH_NOARGS,
+     "guard_file_maps($module, /)\n--\n\n"
+     "Let this process outlive the loss of what map_file() gives: a handler for SIGBUS."},
+    {"map_file", module_map_file, METH_VARARGS,
+     "map_file($module, fd, offset, size, /)\n--\n\n"
+     "Return a FileMap of part of an open file; None when it is better read.\n\n"
+     "That is when the page cache does not have it, the process has no guard, or the system gives\n"
+     "no map. ValueError for an offset below 0 or a size below 1."},
     {"copy", EXT_FAST(module_copy), KEYWORDS,
      "copy($module, /, destination, source, threads=0)\n--\n\n"
      "Copy the bytes of one C-contiguous array to another, with streaming stores and, where "
@@ -351,7 +359,7 @@ module_exec(PyObject *module)
     return ext_errors_init(module, state) < 0 || ext_view_init(module, state) < 0 ||
                    ext_reservation_init(module, state) < 0 || ext_block_init(module, state) < 0 ||
                    ext_segment_init(module, state) < 0 || ext_owner_init(module, state) < 0 ||
-                   module_add_constants(module) < 0
+                   ext_file_map_init(module, state) < 0 || module_add_constants(module) < 0
                ? -1
                : 0;
 }
@@ -372,6 +380,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->buffer_type);
     Py_VISIT(state->memory_type);
     Py_VISIT(state->owner_type);
+    Py_VISIT(state->file_map_type);
     return 0;
 }
 
@@ -391,6 +400,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->buffer_type);
     Py_CLEAR(state->memory_type);
     Py_CLEAR(state->owner_type);
+    Py_CLEAR(state->file_map_type);
     return 0;
 }
 

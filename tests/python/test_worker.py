@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -30,7 +30,15 @@ from pool_support import (
     wait_for,
 )
 
-from sharedvector import PoolHandle, PoolSpawnError, SharedVector, _core, ensure_pool
+from sharedvector import (
+    PoolHandle,
+    PoolSpawnError,
+    ProducerSpec,
+    SharedVector,
+    ZarrLoader,
+    _core,
+    ensure_pool,
+)
 
 
 def workers() -> list[int]:
@@ -77,6 +85,55 @@ def test_a_killed_worker_gives_its_buffers_back(handles: list[PoolHandle]) -> No
     assert claims(vector, live=False) == 0
     wait_for(lambda: workers() not in ([], [pid]))
     assert counter(vector, _core.COUNTER_RESTARTS) == 1
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_volumes_that_are_cut_short_and_written_again(
+    handles: list[PoolHandle], tmp_path: Path, kind: Literal["process", "thread"]
+) -> None:
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    volume = np.random.default_rng(0).integers(-(2**15), 2**15, (8, 512, 512), np.int16)
+    for number in range(3):
+        place = tmp_path / "volumes" / str(number)
+        array = zarr.create_array(place, shape=volume.shape, dtype="int16", chunks=(4, 512, 512))
+        array[...] = volume
+    assert array.nbytes_stored() > 4 * 2**20  # what is mapped is that large
+    producer = ProducerSpec(
+        loader=ZarrLoader(tmp_path / "volumes", 4, dtype="int16", seed=0),
+        num_producers=2,
+        producer_kind=kind,
+        chunk_size=4 * 512 * 512 * 2,
+        dtype="int16",
+        sleep_seconds=0,
+    )
+    handles.append(ensure_pool(unique("cut"), 6, producer=producer, ready_timeout=50))
+    vector = handles[0].attach()
+    before = workers()
+    paths = [path for path in (tmp_path / "volumes").rglob("c/*/0/0") if path.is_file()]
+    assert len(paths) == 6
+    whole = {path: path.read_bytes() for path in paths}
+    deadline = time.monotonic() + 6
+    number = 0
+    while time.monotonic() < deadline:
+        path = paths[number % len(paths)]
+        size = len(whole[path]) * (number % 7) // 7
+        os.truncate(path, size)
+        time.sleep(0.002)
+        with path.open("rb+") as file:
+            file.seek(size)
+            file.write(whole[path][size:])
+        number += 1
+        time.sleep(0.02)  # what fails too often is tried less and less
+        for slot in range(6):
+            chunk = vector.get(slot)
+            assert any(
+                np.array_equal(chunk[:, ::64, ::64], volume[part][:, ::64, ::64])
+                for part in (slice(0, 4), slice(4, 8), slice(3, None, -1), slice(7, 3, -1))
+            )
+    assert refreshes(vector)
+    assert workers() == before
+    assert counter(vector, _core.COUNTER_RESTARTS) == 0
+    assert counter(vector, _core.COUNTER_ERRORS) > 0
 
 
 # ---- threads -----------------------------------------------------------------------------------

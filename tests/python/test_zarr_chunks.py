@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharedvector import _zarr_chunks
+from sharedvector import _core, _zarr_chunks
 from sharedvector._zarr_chunks import ChunkReader, Scratch, as_bytes
 from sharedvector._zarr_plan import read_layout
 
@@ -20,6 +21,15 @@ numcodecs = pytest.importorskip("numcodecs", reason="numcodecs is not installed"
 
 VOLUME = np.random.default_rng(0).normal(0, 500, (6, 8, 8)).astype(np.int16)
 INDEX = (1, 0, 0)  # of the chunk that gets damaged
+
+
+@pytest.fixture(params=["read", "mapped"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How encoded bytes come from a file: every test is run both ways."""
+    if request.param == "mapped":
+        _core.guard_file_maps()
+        monkeypatch.setattr(_zarr_chunks, "_MAPPED_BYTES", 1)
+    return str(request.param)
 
 
 def compressors() -> dict[str, Any]:
@@ -78,6 +88,50 @@ def test_damage_of_the_size_is_found(tmp_path: Path, kind: str, damage: str) -> 
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     with reader, pytest.raises(ValueError, match=r"chunk c/1/0/0: ."):
         reader.decode(INDEX, as_bytes(buffer()))
+
+
+@pytest.mark.parametrize("at_work", ["good", "last byte", "fails"])
+def test_what_is_cut_short_while_it_is_decoded(
+    tmp_path: Path, way: str, at_work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, path = make(tmp_path, "zstd")
+    os.utime(path)
+    time.sleep(0.02)  # beyond what the time of a change can tell
+    seen = []
+
+    def decode(encoded: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+        os.truncate(path, path.stat().st_size - 1 if at_work == "last byte" else 0)
+        seen.append(encoded.any())
+        if at_work == "fails":
+            raise RuntimeError("what is this?")
+
+    monkeypatch.setattr(reader, "_decode", decode)
+    with reader:
+        if way == "read" and at_work != "fails":  # the bytes were here before
+            assert reader.decode(INDEX, as_bytes(buffer()))
+        else:
+            text = "what is this" if way == "read" else "it was changed while"
+            with pytest.raises(ValueError, match=f"chunk c/1/0/0: {text}"):
+                reader.decode(INDEX, as_bytes(buffer()))
+    assert seen == [way == "read" or at_work == "last byte"]
+
+
+def test_only_large_chunks_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _core.guard_file_maps()
+    asked, map_file = [], _core.map_file
+
+    def spy(fd: int, offset: int, size: int) -> Any:
+        asked.append(size)
+        return map_file(fd, offset, size)
+
+    monkeypatch.setattr(_core, "map_file", spy)
+    for limit, count in ((10**6, 0), (1, 1)):
+        monkeypatch.setattr(_zarr_chunks, "_MAPPED_BYTES", limit)
+        (tmp_path / str(count)).mkdir()
+        reader, path = make(tmp_path / str(count), "zstd")
+        with reader:
+            assert reader.decode(INDEX, as_bytes(buffer()))
+        assert asked == [path.stat().st_size] * count
 
 
 @pytest.mark.parametrize("kind", ["zstd-checksum", "gzip", "crc"])
