@@ -40,10 +40,6 @@ def maps_of(name: str) -> int:
     return Path("/proc/self/maps").read_text().count(name)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @contextlib.contextmanager
 def memory_of(shared: SharedArray) -> Iterator[Callable[[], int]]:
     """Tells how many bytes of memory a block takes, also when it has no name any more."""

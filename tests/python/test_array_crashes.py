@@ -34,7 +34,8 @@ FACTS = """
     import os, sys
     import numpy as np
     import sharedvector
-    from arrays_support import descriptors, total
+    from arrays_support import total
+    from core_support import descriptors
     def facts():
         maps = sum("sv-" in line for line in open("/proc/self/maps"))
         resident = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays_support import PREFIX, again, blocks, descriptors, empty, maps_of, share
-from core_support import fresh_name, in_child
+from arrays_support import PREFIX, again, blocks, empty, maps_of, share
+from core_support import descriptors, fresh_name, in_child
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

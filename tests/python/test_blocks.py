@@ -22,13 +22,12 @@ from arrays_support import (
     PREFIX,
     again,
     blocks,
-    descriptors,
     die,
     memory_of,
     share,
     total,
 )
-from core_support import held_child
+from core_support import descriptors, held_child
 from pool_support import ended, run, running, start
 from slices_support import EXECUTORS
 
@@ -71,7 +70,8 @@ async def gathered(parts: list[SharedArray]) -> list[float]:
 
 RECEIVER = """
     import pickle, sys
-    from arrays_support import descriptors, maps_of
+    from arrays_support import maps_of
+    from core_support import descriptors
     from sharedvector import _blocks
     sent = [bytes.fromhex(text) for text in sys.argv[1:]]
     def attached():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import os
 import pickle
 import pty
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from core_support import descriptors
 from pool_support import (
     AllBad,
     Constant,
@@ -627,8 +627,7 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
 
 def test_no_descriptor_and_no_thread_is_left_behind() -> None:
     def held() -> tuple[int, int]:
-        gc.collect()  # what earlier tests left to the collector is not ours to count
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
+        return descriptors(), threading.active_count()
 
     name = unique("tidy")
     ensure_pool(name, 2, producer=spec(), ready_timeout=50).close()
