@@ -746,8 +746,9 @@ SV_API int sv_sweep(const char *directory, const char *lock_dir, const char *pre
                     sv_error *err);
 
 /* Bytes of memory that this machine and the caller's control groups still have, UINT64_MAX when
- * unknown; *limit (NULL allowed) is set to words for which of them it is. */
-SV_API uint64_t sv_memory_free(const char **limit);
+ * unknown. Where not NULL, *limit is set to words for which of them it is, and *group_limit to the
+ * bytes that the control groups allow altogether (UINT64_MAX: no limit). */
+SV_API uint64_t sv_memory_free(const char **limit, uint64_t *group_limit);
 
 /* Check the invariants of docs/PROTOCOL.md while other processes go on. Returns 0, or SV_EFORMAT
  * with the first broken one in err. */

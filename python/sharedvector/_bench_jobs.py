@@ -229,7 +229,7 @@ class Job:
 
     def copies_fit(self) -> bool:
         """Whether each worker may have a copy: together at most a quarter of the free memory."""
-        free, _ = _core.memory_free()
+        free, *_ = _core.memory_free()
         return free is None or self.workers.count * self.size_bytes <= free // 4
 
     def whole_tasks(self) -> int:

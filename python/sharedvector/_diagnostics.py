@@ -14,7 +14,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, SupportsIndex
 
 from sharedvector import _blocks, _core
-from sharedvector._container import memory_limit
 
 if TYPE_CHECKING:
     from sharedvector.arrays import Swept
@@ -148,7 +147,7 @@ def diagnostics(
     ]
     orphaned = sweep(dry_run=True, directory=where, lock_dir=lock_dir)
     disk = os.statvfs(where)
-    memory_free, limit_words = _core.memory_free()
+    memory_free, limit_words, container_limit = _core.memory_free()
     return Diagnostics(
         pid=os.getpid(),
         blocks_made=len(made),
@@ -162,7 +161,7 @@ def diagnostics(
         shm_bytes=disk.f_blocks * disk.f_frsize,
         shm_free_bytes=disk.f_bavail * disk.f_frsize,
         memory_free_bytes=memory_free,
-        container_limit_bytes=memory_limit(),
+        container_limit_bytes=container_limit,
         warn_above_bytes=_watch.limit,
         directory=where,
         memory_limit=limit_words,

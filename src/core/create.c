@@ -39,7 +39,7 @@ create_check_room(const svi_place *place, const svi_geometry *g, sv_error *err)
                                  free_bytes, NULL);
     }
     const char *limit = NULL;
-    uint64_t room = svi_os_memory_free(&limit);
+    uint64_t room = svi_os_memory_free(&limit, NULL);
     if (room < need) {
         return svi_fail_no_space(err, "create segment", place->directory, place->name, need, room,
                                  limit);

@@ -76,10 +76,10 @@ int svi_os_free_bytes(const char *directory, uint64_t *free_bytes, uint64_t *tot
 uint64_t svi_os_file_limit(void);
 /* A small file as text, cut to `bytes`; its length, or -errno. */
 int svi_os_read_text(const char *path, char *out, size_t bytes);
-/* Memory that the machine and this process's control groups still have (UINT64_MAX: unknown), and in
- * words which of them it is. tmpfs may be larger than memory: beyond this the kernel kills somebody
- * instead of reporting ENOSPC. */
-uint64_t svi_os_memory_free(const char **limit);
+/* Memory that the machine and this process's control groups still have (UINT64_MAX: unknown); where
+ * not NULL, in words which of them it is, and what the groups allow (UINT64_MAX: no limit). tmpfs may
+ * be larger than memory: beyond this the kernel kills somebody instead of reporting ENOSPC. */
+uint64_t svi_os_memory_free(const char **limit, uint64_t *group_limit);
 uint32_t svi_os_processors(void);
 /* Is there no such process here? A process of another pid namespace may look gone or alive: a hint. */
 bool svi_os_process_gone(int pid);

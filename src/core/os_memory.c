@@ -6,7 +6,8 @@
 
 #include "os.h"
 
-#define MEMORY_PATH_BYTES 4608 /* a mount point, the path of a group, a file in it */
+#define MEMORY_UNLIMITED (UINT64_C(1) << 62) /* version 1 says a little less than 2^63 */
+#define MEMORY_PATH_BYTES 4608               /* a mount point, the path of a group, a file in it */
 
 /* A hierarchy of control groups, and its files. */
 typedef struct memory_hierarchy {
@@ -59,16 +60,22 @@ memory_reclaimable(const memory_hierarchy *h, const char *directory)
     return memory_number_behind(text, h->active, 0) + memory_number_behind(text, h->inactive, 0);
 }
 
-static uint64_t
-memory_of_group(const memory_hierarchy *h, const char *directory)
+/* Lower both to those of one group, where it has a limit. */
+static void
+memory_of_group(const memory_hierarchy *h, const char *directory, uint64_t *room, uint64_t *allowed)
 {
     uint64_t limit = memory_read_number(directory, h->limit);
-    uint64_t used = memory_read_number(directory, h->used);
-    if (limit == UINT64_MAX || used == UINT64_MAX) {
-        return UINT64_MAX;
+    if (limit >= MEMORY_UNLIMITED) {
+        return;
     }
-    uint64_t room = (limit > used ? limit - used : 0) + memory_reclaimable(h, directory);
-    return room < limit ? room : limit;
+    *allowed = limit < *allowed ? limit : *allowed;
+    uint64_t used = memory_read_number(directory, h->used);
+    if (used == UINT64_MAX) {
+        return;
+    }
+    uint64_t rest = (limit > used ? limit - used : 0) + memory_reclaimable(h, directory);
+    rest = rest < limit ? rest : limit;
+    *room = rest < *room ? rest : *room;
 }
 
 /* Is the controller in a list of them? "a,b,c" ends at a colon. */
@@ -108,28 +115,25 @@ memory_find_group(char *text, const char *controller)
 
 /* The limit of any ancestor binds as well. In a container the path may be that of the host, of which
  * only the end of the walk, the root of the mount, is to be seen: the container's own group. */
-static uint64_t
-memory_of_groups(const memory_hierarchy *h)
+static void
+memory_of_groups(const memory_hierarchy *h, uint64_t *room, uint64_t *allowed)
 {
     char text[4096];
     char directory[MEMORY_PATH_BYTES];
-    uint64_t least = UINT64_MAX;
     if (svi_os_read_text("/proc/self/cgroup", text, sizeof text) <= 0) {
-        return UINT64_MAX;
+        return;
     }
     char *group = memory_find_group(text, h->controller);
     if (group == NULL) {
-        return UINT64_MAX;
+        return;
     }
     char *end = group + (group[1] == '\0' ? 0 : strlen(group)); /* the root's path is "/" */
     while (end != NULL) {
         *end = '\0';
         (void)snprintf(directory, sizeof directory, "%s%s", h->mount, group);
-        uint64_t room = memory_of_group(h, directory);
-        least = room < least ? room : least;
+        memory_of_group(h, directory, room, allowed);
         end = strrchr(group, '/');
     }
-    return least;
 }
 
 /* What the machine can still give without killing somebody, swap included. */
@@ -146,16 +150,20 @@ memory_of_machine(void)
 }
 
 uint64_t
-svi_os_memory_free(const char **limit)
+svi_os_memory_free(const char **limit, uint64_t *group_limit)
 {
-    uint64_t least = memory_of_machine();
-    *limit = "this machine's memory";
+    uint64_t machine = memory_of_machine();
+    uint64_t room = machine;
+    uint64_t allowed = UINT64_MAX;
     for (size_t i = 0; i < sizeof memory_hierarchies / sizeof memory_hierarchies[0]; i++) {
-        uint64_t room = memory_of_groups(&memory_hierarchies[i]);
-        if (room < least) {
-            least = room;
-            *limit = "this control group's (container's) memory";
-        }
+        memory_of_groups(&memory_hierarchies[i], &room, &allowed);
     }
-    return least;
+    if (limit != NULL) {
+        *limit =
+            room < machine ? "this control group's (container's) memory" : "this machine's memory";
+    }
+    if (group_limit != NULL) {
+        *group_limit = allowed;
+    }
+    return room;
 }

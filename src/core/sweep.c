@@ -191,14 +191,9 @@ sv_sweep(const char *directory, const char *lock_dir, const char *prefix, int dr
 }
 
 uint64_t
-sv_memory_free(const char **limit)
+sv_memory_free(const char **limit, uint64_t *group_limit)
 {
-    const char *words = "";
-    uint64_t bytes = svi_os_memory_free(&words);
-    if (limit != NULL) {
-        *limit = words;
-    }
-    return bytes;
+    return svi_os_memory_free(limit, group_limit);
 }
 
 /* ---- a full file system -------------------------------------------------------------------- */

@@ -219,13 +219,20 @@ module_sweep(PyObject *module, PyObject *args, PyObject *kwargs)
     return list;
 }
 
+/* None for UINT64_MAX, which the core says of what it does not know or what has no limit. */
+static PyObject *
+block_bytes(uint64_t bytes)
+{
+    return bytes == UINT64_MAX ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(bytes);
+}
+
 PyObject *
 module_memory_free(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
     const char *limit;
-    uint64_t bytes = sv_memory_free(&limit);
-    return bytes == UINT64_MAX ? Py_BuildValue("(Os)", Py_None, limit)
-                               : Py_BuildValue("(Ks)", (unsigned long long)bytes, limit);
+    uint64_t allowed;
+    uint64_t bytes = sv_memory_free(&limit, &allowed);
+    return Py_BuildValue("(NsN)", block_bytes(bytes), limit, block_bytes(allowed));
 }
 
 /* ---- signals that end the process ---------------------------------------------------------- */

@@ -280,9 +280,9 @@ static PyMethodDef module_methods[] = {
      "Remove blocks and pools of dead owners: list of dicts with name, bytes, block."},
     {"memory_free", module_memory_free, METH_NOARGS,
      "memory_free($module, /)\n--\n\n"
-     "Return the bytes that machine and control groups still have (None: unknown), and whose "
-     "limit\n"
-     "that is."},
+     "Return the bytes that machine and control groups still have (None: unknown), whose limit "
+     "that\n"
+     "is, and the bytes that the control groups allow (None: no limit)."},
     {"guard_signals", module_guard_signals, METH_NOARGS,
      "guard_signals($module, /)\n--\n\n"
      "Remove this process's blocks before SIGTERM or SIGHUP end it, where nobody handles them."},

@@ -74,7 +74,7 @@ def test_every_method_gives_the_sums(workers: Workers, tmp_path: Path) -> None:
 def test_too_large_for_copies_is_left_out_and_said(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_bench_jobs._core, "memory_free", lambda: (50_000_000, "the machine"))
+    monkeypatch.setattr(_bench_jobs._core, "memory_free", lambda: (50_000_000, "the machine", None))
     monkeypatch.setattr(_bench_jobs, "_WHOLE_BYTES", 10_000_000)
     measured = _bench_share.measure(workers, 8_000_000, 1)
     outcomes = measured.outcomes

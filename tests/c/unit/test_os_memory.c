@@ -51,7 +51,8 @@ make_groups(const char *member, const group_file *files)
 typedef struct case_of_groups {
     const char *what;
     const char *member;
-    uint64_t room; /* 0: that of the machine */
+    uint64_t room;    /* 0: that of the machine */
+    uint64_t allowed; /* 0: no limit */
     group_file files[12];
 } case_of_groups;
 
@@ -59,12 +60,14 @@ static const case_of_groups cases[] = {
     {"a container that sees its own group as the root",
      "0::/\n",
      7 * MIB,
+     64 * MIB,
      {{"memory.max", "67108864\n"},
       {"memory.current", "62914560\n"},
       {"memory.stat", "anon 1\ninactive_file 1048576\nactive_file 2097152\nslab 9\n"}}},
     {"an ancestor's limit binds",
      "0::/job/step\n",
      1 * MIB,
+     32 * MIB,
      {{"job/", NULL},
       {"job/step/", NULL},
       {"job/memory.max", "33554432\n"},
@@ -75,6 +78,7 @@ static const case_of_groups cases[] = {
     {"the own limit binds, not the ancestor's",
      "1:name=systemd:/\n0::/job/step\n",
      2 * MIB,
+     3 * MIB,
      {{"job/", NULL},
       {"job/step/", NULL},
       {"job/memory.max", "33554432\n"},
@@ -84,9 +88,11 @@ static const case_of_groups cases[] = {
     {"a path of the host, of which the container sees its own end",
      "0::/kubepods/pod1/container\n",
      3 * MIB,
+     4 * MIB,
      {{"memory.max", "4194304\n"}, {"memory.current", "1048576\n"}}},
     {"more used than allowed, and more cached than allowed",
      "0::/\n",
+     4 * MIB,
      4 * MIB,
      {{"memory.max", "4194304\n"},
       {"memory.current", "9437184\n"},
@@ -94,6 +100,7 @@ static const case_of_groups cases[] = {
     {"version 1",
      "5:cpu,cpuacct:/job\n4:memory:/job\n0::/\n",
      6 * MIB,
+     8 * MIB,
      {{"memory/", NULL},
       {"memory/job/", NULL},
       {"memory/memory.limit_in_bytes", "9223372036854771712\n"},
@@ -105,14 +112,33 @@ static const case_of_groups cases[] = {
     {"version 1 with two controllers in one hierarchy",
      "4:hugetlb,memory:/\n",
      1 * MIB,
+     2 * MIB,
      {{"memory/", NULL},
       {"memory/memory.limit_in_bytes", "2097152\n"},
       {"memory/memory.usage_in_bytes", "1048576\n"}}},
-    {"no limit", "0::/\n", 0, {{"memory.max", "max\n"}, {"memory.current", "1048576\n"}}},
-    {"no files", "0::/job\n4:memory:/job\n", 0, {{NULL, NULL}}},
-    {"a limit without what is used", "0::/\n", 0, {{"memory.max", "4096\n"}}},
-    {"nonsense", "0::\n:\nnemory:/\n4:memoryless:/\n", 0, {{"memory.max", "-7\n"}}},
-    {"in no group", "", 0, {{"memory.max", "4096\n"}, {"memory.current", "0\n"}}},
+    {"both versions",
+     "4:memory:/job\n0::/job\n",
+     1 * MIB,
+     4 * MIB,
+     {{"memory/", NULL},
+      {"memory/job/", NULL},
+      {"memory/job/memory.limit_in_bytes", "8388608\n"},
+      {"memory/job/memory.usage_in_bytes", "7340032\n"},
+      {"job/", NULL},
+      {"job/memory.max", "4194304\n"},
+      {"job/memory.current", "1048576\n"}}},
+    {"version 1 without a limit",
+     "4:memory:/\n",
+     0,
+     0,
+     {{"memory/", NULL},
+      {"memory/memory.limit_in_bytes", "9223372036854771712\n"},
+      {"memory/memory.usage_in_bytes", "4096\n"}}},
+    {"no limit", "0::/\n", 0, 0, {{"memory.max", "max\n"}, {"memory.current", "1048576\n"}}},
+    {"no files", "0::/job\n4:memory:/job\n", 0, 0, {{NULL, NULL}}},
+    {"a limit without what is used", "0::/\n", 0, 4096, {{"memory.max", "4096\n"}}},
+    {"nonsense", "0::\n:\nnemory:/\n4:memoryless:/\n", 0, 0, {{"memory.max", "-7\n"}}},
+    {"in no group", "", 0, 0, {{"memory.max", "4096\n"}, {"memory.current", "0\n"}}},
 };
 
 static int
@@ -123,7 +149,9 @@ look_in_groups(void *argument)
     if (!make_groups(one->member, one->files)) {
         return CANNOT;
     }
-    uint64_t room = svi_os_memory_free(&limit);
+    uint64_t allowed = 0;
+    uint64_t room = svi_os_memory_free(&limit, &allowed);
+    EQ(allowed, one->allowed != 0 ? one->allowed : UINT64_MAX);
     if (one->room != 0) {
         EQ(room, one->room);
         HAS(limit, "control group");
@@ -166,7 +194,9 @@ look_at_a_strange_meminfo(void *argument)
         !lay_over("/proc/meminfo", argument)) {
         return CANNOT;
     }
-    EQ(svi_os_memory_free(&limit), UINT64_MAX);
+    uint64_t allowed = 0;
+    EQ(svi_os_memory_free(&limit, &allowed), UINT64_MAX);
+    EQ(allowed, UINT64_MAX);
     HAS(limit, "machine");
     return 0;
 }
@@ -259,7 +289,9 @@ create_in_the_real_group(void *argument)
     if (!world_write_text(path, "0")) {
         return CANNOT;
     }
-    uint64_t room = svi_os_memory_free(&limit);
+    uint64_t allowed = 0;
+    uint64_t room = svi_os_memory_free(&limit, &allowed);
+    EQ(allowed, 24 * MIB);
     CHECK(room > 0 && room <= 24 * MIB);
     HAS(limit, "control group");
     create_within_16_mib("control group's (container's) memory");

@@ -393,9 +393,11 @@ static void
 free_memory_is_a_number_with_words(void)
 {
     const char *limit = NULL;
-    CHECK(sv_memory_free(&limit) != 0);
+    uint64_t allowed = 0;
+    CHECK(sv_memory_free(&limit, &allowed) != 0);
     CHECK(limit != NULL);
-    CHECK(sv_memory_free(NULL) != 0);
+    CHECK(allowed != 0);
+    CHECK(sv_memory_free(NULL, NULL) != 0);
 }
 
 int
