@@ -401,7 +401,8 @@ SV_API SV_MUST_CHECK int sv_segment_join(sv_segment *segment, sv_error *err);
  * name is no error. `directory` as in sv_options. SV_EINVAL bad name · SV_ESYS. */
 SV_API int sv_segment_remove(const char *name, const char *directory, sv_error *err);
 
-/* Unlink the name only while it names the file with this inode and generation. SV_ENOENT otherwise. */
+/* Unlink the name only while it names the file with this inode and generation. SV_ENOENT otherwise.
+ * SV_EBUSY another process is making a segment of this name, for longer than a second. SV_ESYS. */
 SV_API int sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
                                    const char *generation, sv_error *err);
 
@@ -433,6 +434,10 @@ SV_API SV_MUST_CHECK int sv_pin_quiet(sv_segment *segment, uint32_t slot, sv_vie
 
 /* Give a view back; its data must not be used any more. A second call does nothing. */
 SV_API void sv_unpin(sv_view *view);
+
+/* May sv_unpin() of this view have to wait for other threads, as it ends a closed handle's mapping or a
+ * removed block? 1 or 0; a hint for callers who hold a lock that others need. */
+SV_API int sv_unpin_waits(const sv_view *view);
 
 /* The i-th array of a view's chunk. SV_EINDEX, SV_EFORMAT. */
 SV_API SV_MUST_CHECK int sv_view_array(const sv_view *view, uint32_t index, sv_array *out);
@@ -582,7 +587,8 @@ SV_API int sv_owner_live(const sv_segment *segment);
  * lock, without any help of that owner. */
 SV_API int sv_retired_get(const sv_segment *segment);
 
-/* Say so to everybody attached; the first reason stays. */
+/* Say so to everybody attached; the first reason stays. Nothing happens to a block, which only
+ * sv_block_remove() ends. */
 SV_API void sv_retire(sv_segment *segment, sv_retired reason);
 
 /* ---- owner and ready marker ---------------------------------------------------------------- */

@@ -223,7 +223,7 @@ def main() -> None:
 
 
 def _work(parcel_fd: int, events_fd: int, first: int, stop: _Stop) -> int:
-    # Volumes that are cut short while a worker decodes them are an error of the volume, and what is
+    # A volume that is cut short while a worker decodes it is an error of that volume; one that is
     # rewritten in place at that moment may at worst end this process, which is started again.
     _core.guard_file_maps()
     job = receive(parcel_fd)

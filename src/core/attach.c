@@ -176,7 +176,7 @@ svi_attach(int fd, const svi_place *place, const sv_options *options, sv_segment
         svi_os_close(again);
         status = attach_share(m, options, out, err);
     }
-    return status == SV_EBUSY ? SVI_ERETRY : status; /* being swept */
+    return status == SV_EBUSY ? SVI_ERETRY : status; /* locked by a stranger */
 }
 
 int

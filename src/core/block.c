@@ -12,9 +12,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "array.h"
 #include "error.h"
 #include "fork.h"
 #include "os.h"
+#include "pin.h"
 #include "reserve.h"
 #include "row.h"
 
@@ -199,6 +201,14 @@ sv_block_create(const char *prefix, const sv_array *array, const sv_options *opt
         return svi_fail(err, SV_EINVAL, 0, "create block",
                         "a block holds one array, whose dtype is set");
     }
+    uint64_t bytes = 0;
+    if (!svi_array_bytes(array->itemsize, array->ndim, array->shape, &bytes) ||
+        bytes != array->size_bytes) { /* before the memory is reserved */
+        return svi_fail(err, SV_EINVAL, 0, "create block",
+                        "size_bytes is %llu; %u dimensions and items of %u bytes make %llu",
+                        (unsigned long long)array->size_bytes, array->ndim, array->itemsize,
+                        (unsigned long long)bytes);
+    }
     const sv_options wanted = block_options(array, options);
     if ((status = sv_segment_open(name, &wanted, SV_OPEN_EXCLUSIVE, &segment, err)) != 0) {
         return status;
@@ -307,6 +317,7 @@ block_unlink(svi_mapping *m, sv_error *err)
 {
     char path[SVI_PATH_BYTES];
     struct stat st;
+    (void)svi_probe(m); /* whose descriptor the program closed opens it by its name */
     svi_path(path, m->directory, "", m->name, "");
     int status = svi_os_stat(path, &st);
     if (status == 0 && svi_same_file(&st, m->device, m->inode)) {
@@ -346,7 +357,11 @@ block_empty(svi_mapping *m)
         svi_load_seq(&svi_header(m)->h_kept) != 0) { /* B5: before the pin of who set it went */
         return false;
     }
-    svi_os_punch(svi_probe(m), m->g.off_payload, m->g.segment_bytes - m->g.off_payload);
+    int fd = svi_probe(m);
+    if (fd < 0) {
+        return false;
+    }
+    svi_os_punch(fd, m->g.off_payload, m->g.segment_bytes - m->g.off_payload);
     SVI_STEP("block.emptied");
     return true;
 }
@@ -399,12 +414,20 @@ svi_block_settle_locked(svi_mapping *m)
     }
 }
 
+/* Without the pin the header may be unmapped at any moment: a look at it counts as one (V2). */
 void
-svi_block_settle(svi_mapping *m)
+svi_block_unpin(svi_mapping *m, uint32_t buffer)
 {
-    if (svi_process_lock(NULL) == 0) {
+    svi_add_seq(&m->looking, 1); /* E12: before the pin goes */
+    svi_unpin_buffer(m, buffer);
+    SVI_STEP("block.unpinned");
+    if (__builtin_expect(svi_block_is_removed(m), 0) && svi_process_lock(NULL) == 0) {
         svi_block_settle_locked(m);
         svi_process_unlock();
+    }
+    (void)svi_sub_seq(&m->looking, 1);                         /* E12 */
+    if (__builtin_expect(svi_load_seq(&m->closing) != 0, 0)) { /* E11 (V2) */
+        svi_mapping_settle(m);
     }
 }
 

@@ -19,13 +19,16 @@ void svi_block_unlist(svi_mapping *m);
  * held. */
 bool svi_block_keep(svi_mapping *m);
 
-/* A view or a mapping was given back: memory of a removed block that nobody looks at any more goes at
- * once, whoever still has it mapped. Other segments: nothing. The second one with the process lock
- * held. */
-void svi_block_settle(svi_mapping *m);
+/* Give back a pin of a block, and with the last one of a removed block its memory, whoever still has it
+ * mapped. Takes the process lock when it was removed. */
+void svi_block_unpin(svi_mapping *m, uint32_t buffer);
+
+/* A mapping is about to go: the same for a block that nobody looks at any more. Other segments:
+ * nothing. Process lock held. */
 void svi_block_settle_locked(svi_mapping *m);
 
-/* Has its maker removed the block? Asked after a pin, so that its memory stays when not (E13). */
+/* Has its maker removed the block? Asked after a pin, so that its memory stays when not, and after an
+ * unpin, so that it goes when so (E13). */
 static inline bool
 svi_block_is_removed(const svi_mapping *m)
 {

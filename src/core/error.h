@@ -4,7 +4,7 @@
 
 #include "sharedvector/sharedvector.h"
 
-/* Internal, never leave segment.c: somebody else is at work on the file, look again; this process has
+/* Internal, never leave the core: somebody else is at work on the file, look again; this process has
  * no mapping of the file. */
 #define SVI_ERETRY (-1000)
 #define SVI_EUNKNOWN (-1001)

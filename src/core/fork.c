@@ -67,7 +67,9 @@ fork_map_again(svi_mapping *m)
     if (svi_mapping_map(&m->g, svi_probe(m), false, &ro) == 0) {
         svi_os_dont_dump((unsigned char *)ro + m->g.off_payload,
                          m->g.segment_bytes - m->g.off_payload);
-        m->ro = ro; /* else header and slots stay readable, and payload faults */
+        m->ro = ro;
+    } else {
+        m->stays = true; /* header and slots stay readable, and payload faults */
     }
     atomic_store_explicit(&m->rw, NULL, memory_order_relaxed);
 }
@@ -93,7 +95,8 @@ fork_adopt(bool handlers_ran)
         m->owner = false;
         svi_block_unlist(m); /* the names are the parent's (B4) */
         svi_store_relaxed(&m->reservations, 0);
-        if (m->prefaulted != NULL) { /* the pages were the parent's */
+        svi_store_relaxed(&m->looking, 0); /* relaxed: the threads that did are the parent's */
+        if (m->prefaulted != NULL) {       /* the pages were the parent's */
             memset(m->prefaulted, 0, m->g.buffer_count * sizeof *m->prefaulted);
         }
         if (handlers_ran && m->child.row != SVI_NO_ROW) {
@@ -105,12 +108,15 @@ fork_adopt(bool handlers_ran)
             SVI_STEP("fork.adopted");
         } else {
             m->views_since = svi_load_relaxed(&svi_process_number);
-            if (m->withheld && handlers_ran) {
+            if (!handlers_ran || m->keeping) {
+                m->stays = true; /* B5, F3: what the parent's views show is mapped here too */
+            } else if (m->withheld) {
                 fork_map_again(m);
             }
         }
         m->child = (svi_hold){.row = SVI_NO_ROW};
         m->withheld = false;
+        m->keeping = false;
     }
 }
 
@@ -154,10 +160,10 @@ fork_hand_over(svi_mapping *m)
     }
     if (status != 0) {
         m->child = (svi_hold){.row = SVI_NO_ROW};
-        if (svi_block_keep(m)) {
-            return; /* nobody refills a block: the child may go on looking at it */
+        m->keeping = svi_block_keep(m); /* nobody refills a block: the child may go on looking */
+        if (!m->keeping) {
+            fork_withhold(m, true);
         }
-        fork_withhold(m, true);
         return;
     }
     for (uint32_t group = 0; group < svi_cell_groups(m); group++) {
@@ -202,6 +208,7 @@ fork_prepare(void)
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
         m->child = (svi_hold){.row = SVI_NO_ROW};
         m->withheld = false;
+        m->keeping = false;
         if (m->mapped && m->hold.row != SVI_NO_ROW && svi_row_own_pins(m) != 0) {
             fork_hand_over(m);
         }
@@ -344,10 +351,13 @@ svi_mapping_obtain(void)
             m->views_since = svi_load_relaxed(&svi_process_number);
             m->owner = false;
             m->withheld = false;
+            m->keeping = false;
+            m->stays = false;
             m->hold = (svi_hold){.row = SVI_NO_ROW};
             m->child = (svi_hold){.row = SVI_NO_ROW};
             svi_store_relaxed(&m->reservations, 0);
             svi_store_relaxed(&m->closing, 0); /* relaxed: settle decides (V3) */
+            /* Not `looking`: a late look may still be on its way out. */
             m->probe = -1;
             return m;
         }

@@ -156,7 +156,13 @@ svi_prefault(svi_mapping *m, unsigned char *rw, uint32_t buffer, uint64_t bytes)
     m->prefaulted[buffer] = (uint32_t)pages;
 }
 
-/* Give everything of a mapping back. Nothing is pinned. Process lock held. */
+bool
+svi_mapping_is_unused(const svi_mapping *m)
+{
+    /* The pins first: who looks gave its pin back after it began to. */
+    return m->handles == 0 && svi_row_own_pins(m) == 0 && svi_load_seq(&m->looking) == 0; /* E12 */
+}
+
 void
 svi_mapping_drop(svi_mapping *m)
 {
@@ -165,10 +171,12 @@ svi_mapping_drop(svi_mapping *m)
     svi_block_unlist(m);
     atomic_store_explicit(m->cells, NULL, memory_order_relaxed);
     svi_row_drop(m, &m->hold);
-    if (rw != NULL && rw != m->ro) {
+    if (!m->stays && rw != NULL && rw != m->ro) {
         svi_os_unmap(rw, m->g.segment_bytes);
     }
-    svi_os_unmap((unsigned char *)(uintptr_t)m->ro, m->g.segment_bytes);
+    if (!m->stays) {
+        svi_os_unmap((unsigned char *)(uintptr_t)m->ro, m->g.segment_bytes);
+    }
     atomic_store_explicit(&m->rw, NULL, memory_order_relaxed);
     m->ro = NULL;
     struct stat st;
@@ -191,8 +199,7 @@ svi_mapping_settle(svi_mapping *m)
     if (svi_process_lock(NULL) != 0) {
         return;
     }
-    if (m->mapped && m->handles == 0 && svi_load_seq(&m->closing) != 0 && /* E11 */
-        svi_row_own_pins(m) == 0) {
+    if (m->mapped && svi_load_seq(&m->closing) != 0 && svi_mapping_is_unused(m)) { /* E11 */
         svi_mapping_drop(m);
     }
     svi_process_unlock();

@@ -35,7 +35,7 @@ typedef struct svi_hold {
 
 typedef _Atomic(svi_word *) svi_cells_pointer;
 
-/* Cells are cleaned before their first use, and summed up at the end, by groups of one page. */
+/* Cells are cleaned before their first use, and summed up at the end, by groups: a page's worth. */
 #define SVI_CELL_GROUP 512u
 typedef _Atomic(unsigned char) svi_used;
 
@@ -50,12 +50,15 @@ typedef struct svi_mapping {
     svi_hold hold;        /* process lock */
     svi_hold child;       /* made by the fork handler for the child; process lock */
     bool withheld;        /* the payload is not passed to the next child; process lock */
+    bool keeping;         /* ... it is, without pins (rule B5); process lock */
+    bool stays;           /* views without pins may show these maps: never unmapped; process lock */
     uint64_t views_since; /* views of older processes have no pins here (rule F3) */
     bool mapped;          /* process lock */
     bool owner;           /* this process holds the owner byte; process lock */
     struct svi_listing *listing; /* of a block that this process made; process lock */
     uint32_t handles;            /* process lock */
     svi_word reservations;
+    svi_word looking; /* threads that gave a pin of a block back and read its header (rule V2) */
     svi_word closing; /* the last handle is gone, views are not (rule V2) */
     int probe;        /* only for making fresh descriptions and testing locks */
     dev_t device;
@@ -214,7 +217,10 @@ int svi_mapping_make(int fd, const svi_facts *facts, const svi_place *place, svi
 /* A new handle on a mapping. Process lock held. */
 int svi_mapping_handle(svi_mapping *m, sv_segment **out, sv_error *err);
 
-/* Give everything of a mapping back. Nothing is pinned. Process lock held. */
+/* Is the mapping without handles, pins and looks at its header? Process lock held. */
+bool svi_mapping_is_unused(const svi_mapping *m);
+
+/* Give everything of an unused mapping back. Process lock held. */
 void svi_mapping_drop(svi_mapping *m);
 
 /* Unmap when the last handle and the last view are gone. Takes the process lock. */

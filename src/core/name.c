@@ -1,9 +1,11 @@
 /* Names of segments and paths of their files. A name is used exactly as given, or refused. */
 #include "name.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "error.h"
 #include "os.h"
@@ -63,13 +65,27 @@ name_directory(const char *given, const char *variable, char out[SVI_DIRECTORY_B
     while (length > 1 && directory[length - 1] == '/') {
         length--;
     }
-    if (length >= SVI_DIRECTORY_BYTES) {
-        return svi_fail(err, SV_EINVAL, 0, "check directory",
-                        "the path of a directory has at most %d bytes, found %zu (%s)",
-                        SVI_DIRECTORY_BYTES - 1, length, variable);
+    /* Absolute from here on: what is removed at the end must not depend on where the program went. */
+    char here[SVI_DIRECTORY_BYTES] = "";
+    size_t start = 0;
+    if (directory[0] != '/') {
+        if (getcwd(here, sizeof here - 1) == NULL) {
+            return svi_fail(err, SV_EINVAL, errno, "check directory",
+                            "'%s' (%s) is relative, and the working directory cannot be told; give "
+                            "an absolute path",
+                            directory, variable);
+        }
+        start = strlen(here);
+        here[start++] = '/';
     }
-    memcpy(out, directory, length);
-    out[length] = '\0';
+    if (start + length >= SVI_DIRECTORY_BYTES) {
+        return svi_fail(err, SV_EINVAL, 0, "check directory",
+                        "the absolute path of a directory has at most %d bytes, found %zu (%s)",
+                        SVI_DIRECTORY_BYTES - 1, start + length, variable);
+    }
+    memcpy(out, here, start);
+    memcpy(out + start, directory, length);
+    out[start + length] = '\0';
     return 0;
 }
 

@@ -18,23 +18,26 @@
 
 #define PIN_ATTEMPTS 10000
 
+/* A field of shared memory, loaded once: what was checked is what is used. */
+#define PIN_ONCE(field) (*(const volatile __typeof__(field) *)&(field))
+
 /* Copy out of the pinned buffer's header what a view shows, believing none of it. */
 static int
 pin_describe(const svi_mapping *m, uint32_t buffer, sv_view *view)
 {
     const svm_buffer *header = svi_buffer(m, buffer);
     const svm_array *array = &header->b_arrays[0];
-    uint32_t ndim = array->a_ndim;
-    uint64_t bytes = array->a_bytes;
-    uint32_t count = header->b_array_count;
-    uint32_t itemsize = array->a_itemsize;
+    uint32_t ndim = PIN_ONCE(array->a_ndim);
+    uint64_t bytes = PIN_ONCE(array->a_bytes);
+    uint32_t count = PIN_ONCE(header->b_array_count);
+    uint32_t itemsize = PIN_ONCE(array->a_itemsize);
     uint64_t product = 0;
     if (ndim > SV_MAX_NDIM || bytes > m->g.chunk_size || array->a_offset != 0 || count < 1 ||
         count > m->g.max_arrays || (array->a_dtype[0] == '\0' && itemsize != m->g.itemsize)) {
         return SV_EFORMAT;
     }
     for (uint32_t i = 0; i < ndim; i++) {
-        view->shape[i] = array->a_shape[i];
+        view->shape[i] = PIN_ONCE(array->a_shape[i]);
     }
     if (!svi_array_bytes(itemsize, ndim, view->shape, &product) || product != bytes) {
         return SV_EFORMAT;
@@ -117,7 +120,7 @@ pin_slot(sv_segment *segment, uint32_t slot, uint64_t amount, sv_view *view)
         return status;
     }
     if (__builtin_expect(m->g.kind == SVI_KIND_BLOCK, 0) && svi_block_is_removed(m)) {
-        svi_unpin_buffer(m, buffer);
+        svi_block_unpin(m, buffer);
         return SV_ENOENT;
     }
     status = pin_describe(m, buffer, view);
@@ -153,14 +156,24 @@ sv_unpin(sv_view *view)
     }
     view->mapping_ = NULL;
     /* A view that came with a fork, but whose pin could not be handed over, holds nothing here. */
-    if (__builtin_expect(view->state_ >= m->views_since, 1)) {
-        /* Looked at before: without the pin the header may be unmapped. */
-        bool removed = m->g.kind == SVI_KIND_BLOCK && svi_block_is_removed(m);
-        svi_unpin_buffer(m, view->buffer_);
-        if (__builtin_expect(removed, 0)) {
-            svi_block_settle(m);
-        }
+    if (__builtin_expect(view->state_ < m->views_since, 0)) {
+        return;
     }
+    if (__builtin_expect(m->g.kind == SVI_KIND_BLOCK, 0)) {
+        svi_block_unpin(m, view->buffer_);
+    } else {
+        svi_unpin_buffer(m, view->buffer_);
+    }
+}
+
+int
+sv_unpin_waits(const sv_view *view)
+{
+    const svi_mapping *m = view->mapping_;
+    /* Hints. While the view is pinned its header is mapped. */
+    return m != NULL && view->state_ >= m->views_since &&
+           (svi_load_relaxed(&m->closing) != 0 || /* E11, relaxed: a hint */
+            (m->g.kind == SVI_KIND_BLOCK && svi_block_is_removed(m)));
 }
 
 /* The mapping of a view that is pinned in this process; a view that came with a fork, but whose pin
@@ -185,10 +198,10 @@ sv_view_array(const sv_view *view, uint32_t index, sv_array *out)
     const svm_array *array = &svi_buffer(m, view->buffer_)->b_arrays[index];
     sv_array result;
     memset(&result, 0, sizeof result);
-    uint64_t offset = array->a_offset;
-    result.size_bytes = array->a_bytes;
-    result.itemsize = array->a_itemsize;
-    result.ndim = array->a_ndim;
+    uint64_t offset = PIN_ONCE(array->a_offset);
+    result.size_bytes = PIN_ONCE(array->a_bytes);
+    result.itemsize = PIN_ONCE(array->a_itemsize);
+    result.ndim = PIN_ONCE(array->a_ndim);
     uint64_t product = 0;
     memcpy(result.shape, array->a_shape, sizeof result.shape);
     if (!svi_array_bytes(result.itemsize, result.ndim, result.shape, &product) ||
@@ -213,7 +226,7 @@ sv_view_meta(const sv_view *view, double out[SV_MAX_META])
         return 0;
     }
     const svm_buffer *header = svi_buffer(m, view->buffer_);
-    uint32_t count = header->b_meta_count;
+    uint32_t count = PIN_ONCE(header->b_meta_count);
     count = count > SV_MAX_META ? SV_MAX_META : count;
     memcpy(out, header->b_meta, count * sizeof out[0]);
     return count;

@@ -44,7 +44,8 @@ sv_retire(sv_segment *segment, sv_retired reason)
 {
     svi_mapping *m = svi_mapping_of(segment);
     unsigned char *rw = NULL;
-    if (m != NULL && svi_writable(m, &rw, NULL) == 0) {
+    /* Of a block the word says more: that nobody may look at it any more (B2). */
+    if (m != NULL && m->g.kind != SVI_KIND_BLOCK && svi_writable(m, &rw, NULL) == 0) {
         /* relaxed would do: set once, read alone */
         (void)svi_cas_seq(&svi_header_at(rw)->h_retired, SV_RETIRED_NO, (uint64_t)reason);
         SVI_STEP("retire.set");

@@ -101,7 +101,7 @@ row_lock_free(const svi_mapping *m, int fd, uint32_t *row, bool *counted, sv_err
             }
             if ((status = row_try_lock(m, fd, r, err)) != SV_EROWS) {
                 *row = r;
-                *counted = front.counted != 0;
+                *counted = front.counted != 0 && r < svi_high_rows(m); /* not in a damaged row */
                 return status;
             }
         }
@@ -152,15 +152,16 @@ row_lock(svi_mapping *m, int fd, bool owner, uint32_t *row, bool *counted, sv_er
     int status = svi_os_lock_try(fd, SVI_LOCK_ATTACHED, false);
     if (status != 0) {
         return status == -EAGAIN
-                   ? svi_fail(err, SV_EBUSY, 0, "attach", "'%s' is being swept", m->name)
+                   ? svi_fail(err, SV_EBUSY, 0, "attach", "'%s' is locked by another program",
+                              m->name)
                    : svi_fail(err, SV_ESYS, -status, "attach", "cannot lock '%s'", m->name);
     }
     if ((status = row_lock_free(m, fd, row, counted, err)) != 0) {
         return status == SV_EROWS ? row_fail_full(m, err) : status;
     }
     if (owner && (status = svi_os_lock_try(fd, SVI_LOCK_OWNER, true)) != 0) {
-        return svi_fail(err, SV_EBUSY, -status, "attach", "cannot take the owner byte of '%s'",
-                        m->name);
+        return svi_fail(err, status == -EAGAIN ? SV_EBUSY : SV_ESYS, -status, "attach",
+                        "cannot take the owner byte of '%s'", m->name);
     }
     SVI_STEP("attach.locked");
     return 0;
@@ -220,7 +221,8 @@ row_enter(svi_mapping *m, int fd, bool owner, const svi_hold *hold, sv_error *er
     svi_row_sign(hold->map, owner);
     svi_store_seq(&hold->map->r_state, SVI_ROW_LIVE); /* E8 */
     SVI_STEP("attach.live");
-    if (svi_load_seq(&hold->map->r_counted) == 0) { /* E8 */
+    if (svi_load_seq(&hold->map->r_counted) == 0 || /* E8 */
+        hold->row >= svi_high_rows(m)) {            /* a damaged row says that it was */
         status = row_count(m, fd, hold, err);
     }
     if (status != 0) {

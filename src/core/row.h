@@ -10,7 +10,7 @@
 /*
  * Take the lowest free row: lock it, give it memory, map it (the map is its anchor), clean it if a
  * dead process left it, make it live. `fd` is a description of the file that nothing else uses, and
- * is closed; -1: a fresh one is made. SV_EBUSY: a sweeper is at work on the file, try again later.
+ * is closed; -1: a fresh one is made. SV_EBUSY: another program has locked the file, try again later.
  * SV_EROWS, SV_ESYS. Process lock held.
  */
 int svi_row_take(svi_mapping *m, int fd, uint32_t flags, svi_hold *out, sv_error *err);

@@ -15,6 +15,7 @@
 #include "row.h"
 
 #define SEGMENT_POLL_NS UINT64_C(2000000)
+#define SEGMENT_REMOVE_PATIENCE_NS UINT64_C(1000000000)
 #define SEGMENT_RESERVE_NS_PER_BYTE 5 /* 0.2 GB/s, several times slower than seen */
 
 void
@@ -161,7 +162,7 @@ sv_segment_open(const char *name, const sv_options *options, int flags, sv_segme
         uint64_t patience = segment_patience(options, flags);
         if (svi_os_monotonic_ns() - started >= patience) {
             return svi_fail(err, SV_ETIMEDOUT, 0, "open segment",
-                            "another process has been making or sweeping '%s' for %.1f s; try "
+                            "another process has been at work on '%s' for %.1f s; try "
                             "again, or look who holds %s/.%s.create",
                             name, (double)patience / 1e9, directory, name);
         }
@@ -193,7 +194,7 @@ sv_segment_close(sv_segment *segment, sv_error *err)
         svi_row_show_handles(m);
         if (m->handles == 0) {
             svi_store_seq(&m->closing, 1); /* E11 (V2) */
-            if (m->mapped && svi_row_own_pins(m) == 0) {
+            if (m->mapped && svi_mapping_is_unused(m)) {
                 svi_mapping_drop(m);
             }
         }
@@ -255,33 +256,56 @@ segment_is_exact(const char *path, uint64_t inode, const char *generation)
     return same;
 }
 
+/* One try. SV_EBUSY: a creator is at work on the name. Process lock held. */
+static int
+segment_remove_exact_once(const char *name, const char *where, uint64_t inode,
+                          const char *generation, sv_error *err)
+{
+    char path[SVI_PATH_BYTES];
+    svi_lockfile creating = SVI_LOCKFILE_INIT;
+    svi_path(path, where, "", name, "");
+    /* Nobody may put a new segment under the name between the look and the unlink. Where no lock file
+     * can be made, nobody can create either. */
+    bool busy = svi_lockfile_take(&creating, where, ".", name, ".create", NULL) == SV_EBUSY;
+    int status = 0;
+    if (!segment_is_exact(path, inode, generation)) {
+        status = svi_fail(err, SV_ENOENT, ENOENT, "remove segment",
+                          "%s is not the segment with inode %llu and generation %s", path,
+                          (unsigned long long)inode, generation);
+    } else if (busy) {
+        status = svi_fail(err, SV_EBUSY, 0, "remove segment",
+                          "another process is making a segment in place of %s; try again later, "
+                          "or look who holds %s/.%s.create",
+                          path, where, name);
+    } else {
+        status = segment_unlink(path, err);
+    }
+    svi_lockfile_drop(&creating, true);
+    return status;
+}
+
 int
 sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
                         const char *generation, sv_error *err)
 {
     char where[SVI_DIRECTORY_BYTES];
-    char path[SVI_PATH_BYTES];
-    svi_lockfile creating = SVI_LOCKFILE_INIT;
     int status;
     if ((status = sv_name_check(name, err)) != 0 ||
-        (status = svi_shm_directory(directory, where, err)) != 0 ||
-        (status = svi_process_lock(err)) != 0) {
+        (status = svi_shm_directory(directory, where, err)) != 0) {
         return status;
     }
-    svi_path(path, where, "", name, "");
-    /* Nobody may put a new segment under the name between the look and the unlink. Who holds the
-     * lock is past its own look at the name: then the name is not the one we mean. */
-    (void)svi_lockfile_take(&creating, where, ".", name, ".create", NULL);
-    if (!segment_is_exact(path, inode, generation)) {
-        status = svi_fail(err, SV_ENOENT, ENOENT, "remove segment",
-                          "%s is not the segment with inode %llu and generation %s", path,
-                          (unsigned long long)inode, generation);
-    } else {
-        status = segment_unlink(path, err);
+    uint64_t started = svi_os_monotonic_ns();
+    for (;;) {
+        if ((status = svi_process_lock(err)) != 0) {
+            return status;
+        }
+        status = segment_remove_exact_once(name, where, inode, generation, err);
+        svi_process_unlock();
+        if (status != SV_EBUSY || svi_os_monotonic_ns() - started >= SEGMENT_REMOVE_PATIENCE_NS) {
+            return status;
+        }
+        svi_os_sleep_ns(SEGMENT_POLL_NS);
     }
-    svi_lockfile_drop(&creating, true);
-    svi_process_unlock();
-    return status;
 }
 
 int

@@ -4,8 +4,8 @@
 
 #include "mapping.h"
 
-/* Attach to the file behind fd, whose ownership this takes. SVI_ERETRY: it is being replaced or
- * swept, look again. Process lock held. */
+/* Attach to the file behind fd, whose ownership this takes. SVI_ERETRY: it is being replaced, look
+ * again. Process lock held. */
 int svi_attach(int fd, const svi_place *place, const sv_options *options, sv_segment **out,
                sv_error *err);
 

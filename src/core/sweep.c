@@ -72,11 +72,14 @@ sv_list(const char *directory, int (*each)(const sv_listed *item, void *context)
         return svi_fail(err, SV_ESYS, errno, "list segments", "cannot read '%s'", where);
     }
     const struct dirent *entry;
-    while (status == 0 && (entry = readdir(stream)) != NULL) {
+    while (status == 0 && (errno = 0, entry = readdir(stream)) != NULL) {
         sv_listed item;
         if (sv_name_check(entry->d_name, NULL) == 0 && sweep_look(where, entry->d_name, &item)) {
             status = each(&item, context);
         }
+    }
+    if (status == 0 && errno != 0) {
+        status = svi_fail(err, SV_ESYS, errno, "list segments", "cannot read '%s'", where);
     }
     (void)closedir(stream);
     return status;
@@ -209,7 +212,7 @@ static int
 sweep_add_orphan(const sv_listed *item, void *context)
 {
     sweep_orphans *orphans = context;
-    if (item->owned != 0 && item->owner_live == 0 && item->uid == geteuid()) {
+    if (sweep_is_due(item, NULL)) {
         orphans->count++;
         orphans->bytes += item->bytes;
         if (orphans->used + 96 < sizeof orphans->text) {

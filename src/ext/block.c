@@ -28,7 +28,7 @@ memory_dealloc(PyObject *op)
     if (self->base != NULL) {
         (void)munmap(self->base, self->bytes);
     }
-    sv_unpin(&self->view);
+    ext_unpin(&self->view);
     ext_free(op);
 }
 

@@ -262,6 +262,18 @@ int ext_owner_init(PyObject *module, ext_state *state);
 
 /* ---- small helpers ------------------------------------------------------------------------- */
 
+/* Give a view back; not with the GIL where that waits for threads that make segments. */
+static inline void
+ext_unpin(sv_view *view)
+{
+    if (sv_unpin_waits(view)) {
+        Py_BEGIN_ALLOW_THREADS sv_unpin(view);
+        Py_END_ALLOW_THREADS
+    } else {
+        sv_unpin(view);
+    }
+}
+
 #define EXT_FAST(function) ((PyCFunction)(void (*)(void))(function))
 
 /* Make a type of the module and, unless name is NULL, an attribute of it. */

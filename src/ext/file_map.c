@@ -10,6 +10,7 @@
 #include "ext.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -19,10 +20,12 @@
 
 #define MAPS 64 /* at one time, of one process: a decoding thread has one */
 
-/* A place: FREE, CLAIMED by who fills `end` in, or the address of a map. The handler runs in the
- * thread that touched the map, and so sees all that was written before the map was given out. */
-enum { FREE = 0, CLAIMED = 1 };
+/* A place for a map. Its turn goes from FREE (0 modulo 3) to CLAIMED by who fills the rest in, to OPEN,
+ * and on to the next FREE: the same turn before and after a look says that the look was at one map.
+ * Maps that are open at the same time do not overlap, and what a thread is touching is open. */
+enum { FREE = 0, CLAIMED = 1, OPEN = 2, TURNS = 3 };
 static struct {
+    atomic_ulong turn;
     atomic_uintptr_t begin;
     atomic_uintptr_t end;
     atomic_int lost;
@@ -46,9 +49,11 @@ static int
 map_lose(uintptr_t address)
 {
     for (size_t i = 0; i < MAPS; i++) {
+        unsigned long turn = atomic_load(&maps[i].turn);
         uintptr_t begin = atomic_load(&maps[i].begin);
         uintptr_t end = atomic_load(&maps[i].end);
-        if (begin > CLAIMED && address >= begin && address < end) {
+        if (turn % TURNS == OPEN && atomic_load(&maps[i].turn) == turn && address >= begin &&
+            address < end) {
             char *page = (char *)begin + (address - begin) / page_bytes * page_bytes;
             atomic_store(&maps[i].lost, 1);
             return mmap(page, end - (uintptr_t)page, PROT_READ,
@@ -58,28 +63,45 @@ map_lose(uintptr_t address)
     return 0;
 }
 
+/* What is not ours goes to who stood there before. Without anybody a fault repeats itself and ends the
+ * process, and what was sent is sent again. */
 static void
-map_bus_error(int number, siginfo_t *info, void *Py_UNUSED(context))
+map_pass_on(int number, siginfo_t *info, void *context, int fault)
 {
-    int kept = errno;
-    int fault = info->si_code > 0; /* else somebody sent it, and there is no address */
-    if (!fault || !map_lose((uintptr_t)info->si_addr)) {
-        /* Not ours: a fault repeats itself under what stood before; what was sent is sent again. */
+    if ((fallback.sa_flags & SA_SIGINFO) != 0) {
+        fallback.sa_sigaction(number, info, context);
+    } else if (fallback.sa_handler != SIG_DFL && fallback.sa_handler != SIG_IGN) {
+        fallback.sa_handler(number);
+    } else if (fault || fallback.sa_handler == SIG_DFL) {
         (void)sigaction(SIGBUS, &fallback, NULL);
         if (!fault) {
             (void)raise(number);
         }
     }
+}
+
+static void
+map_bus_error(int number, siginfo_t *info, void *context)
+{
+    int kept = errno;
+    /* Else somebody sent it, or it is about memory that nobody touches: there is nothing to repeat. */
+    int fault = info->si_code > 0 && info->si_code != BUS_MCEERR_AO;
+    if (!fault || !map_lose((uintptr_t)info->si_addr)) {
+        map_pass_on(number, info, context, fault);
+    }
     errno = kept;
 }
 
-/* Whether the handler is the process's still: others may have set theirs. */
+/* Whether the handler is the process's still, as others may have set theirs, and this thread's: a fault
+ * while the signal is blocked is the end. */
 static int
 map_is_guarded(void)
 {
     struct sigaction now;
+    sigset_t blocked;
     return sigaction(SIGBUS, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) != 0 &&
-           now.sa_sigaction == map_bus_error;
+           now.sa_sigaction == map_bus_error && pthread_sigmask(SIG_SETMASK, NULL, &blocked) == 0 &&
+           !sigismember(&blocked, SIGBUS);
 }
 
 /* Once: a handler that came later and calls the one before it would be called by ours in turn. */
@@ -126,8 +148,9 @@ static size_t
 map_claim(void)
 {
     for (size_t i = 0; i < MAPS; i++) {
-        uintptr_t expected = FREE;
-        if (atomic_compare_exchange_strong(&maps[i].begin, &expected, CLAIMED)) {
+        unsigned long turn = atomic_load(&maps[i].turn);
+        if (turn % TURNS == FREE &&
+            atomic_compare_exchange_strong(&maps[i].turn, &turn, turn + 1)) {
             return i;
         }
     }
@@ -144,7 +167,7 @@ map_open(FileMapObject *self, int fd, off_t offset, size_t bytes)
     size_t skip = (size_t)offset % page_bytes;
     void *base = mmap(NULL, skip + bytes, PROT_READ, MAP_SHARED, fd, offset - (off_t)skip);
     if (base == MAP_FAILED) {
-        atomic_store(&maps[self->place].begin, FREE);
+        (void)atomic_fetch_add(&maps[self->place].turn, TURNS - CLAIMED);
         return 0;
     }
     self->base = base;
@@ -156,6 +179,7 @@ map_open(FileMapObject *self, int fd, off_t offset, size_t bytes)
     atomic_store(&maps[self->place].lost, 0);
     atomic_store(&maps[self->place].end, (uintptr_t)base + whole);
     atomic_store(&maps[self->place].begin, (uintptr_t)base);
+    (void)atomic_fetch_add(&maps[self->place].turn, OPEN - CLAIMED);
     return 1;
 }
 
@@ -165,7 +189,7 @@ map_dealloc(PyObject *op)
     FileMapObject *self = (FileMapObject *)op;
     if (self->base != NULL) {
         /* The place first: as soon as the addresses are free another map may get them. */
-        atomic_store(&maps[self->place].begin, FREE);
+        (void)atomic_fetch_add(&maps[self->place].turn, TURNS - OPEN);
         (void)munmap(self->base, self->mapped);
     }
     ext_free(op);

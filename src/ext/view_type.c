@@ -25,7 +25,7 @@ view_dealloc(PyObject *op)
 {
     ViewObject *self = (ViewObject *)op;
     if (self->pinned) {
-        sv_unpin(&self->view);
+        ext_unpin(&self->view);
     }
     ext_free(op);
 }

@@ -279,9 +279,30 @@ MUTANTS = (
     Mutant(
         "last-views-keep-a-removed-block",
         "B2",
+        "block.c",
+        "if (__builtin_expect(svi_block_is_removed(m), 0) &&",
+        "if (svi_block_is_removed(m) && m->handles > 1 &&",
+    ),
+    Mutant(
+        "late-readers-keep-a-removed-block",
+        "B2",
         "pin.c",
-        "        if (__builtin_expect(removed, 0)) {",
-        "        if (removed && m->handles > 1) {",
+        "        svi_block_unpin(m, buffer);\n        return SV_ENOENT;",
+        "        svi_unpin_buffer(m, buffer);\n        return SV_ENOENT;",
+    ),
+    Mutant(
+        "unmapped-under-a-look",
+        "V2",
+        "mapping.c",
+        " && svi_load_seq(&m->looking) == 0; /* E12 */",
+        ";",
+    ),
+    Mutant(
+        "unmapped-under-views-without-pins",
+        "B5",
+        "fork.c",
+        "m->stays = true; /* B5, F3",
+        "m->stays = false; /* B5, F3",
     ),
     Mutant(
         "emptied-under-a-child-without-a-row",

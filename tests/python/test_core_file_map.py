@@ -242,6 +242,32 @@ def test_who_comes_later_ends_the_maps(path: Path) -> None:
     assert child(code, path) == (0, "mine\n", "")
 
 
+def test_a_thread_that_blocks_the_signal_reads(path: Path) -> None:
+    code = """
+    _core.guard_file_maps()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGBUS])
+    assert open_map() is None
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGBUS])
+    assert open_map() is not None
+    """
+    assert child(code, path) == (0, "", "")
+
+
+@pytest.mark.parametrize("before", ["SIG_IGN", "own"])
+def test_a_sent_signal_that_is_outlived_leaves_the_guard(path: Path, before: str) -> None:
+    handler = "lambda *_: print('mine')" if before == "own" else f"signal.{before}"
+    code = f"""
+    signal.signal(signal.SIGBUS, {handler})
+    _core.guard_file_maps()
+    part = open_map()
+    signal.raise_signal(signal.SIGBUS)
+    assert open_map() is not None
+    os.truncate(path, 0)
+    assert not any(memoryview(part)) and not part.whole
+    """
+    assert child(code, path) == (0, "mine\n" if before == "own" else "", "")
+
+
 def test_a_signal_that_somebody_sent(path: Path) -> None:
     code = """
     _core.guard_file_maps()

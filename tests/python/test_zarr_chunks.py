@@ -111,13 +111,36 @@ def test_what_is_cut_short_while_it_is_decoded(
         if way == "read" and at_work != "fails":  # the bytes were here before
             assert reader.decode(INDEX, as_bytes(buffer()))
         else:
-            text = "what is this" if way == "read" else "it was changed while"
+            text = "what is this" if way == "read" else "it ends too early"
             with pytest.raises(ValueError, match=f"chunk c/1/0/0: {text}"):
                 reader.decode(INDEX, as_bytes(buffer()))
     assert seen == [way == "read" or at_work == "last byte"]
 
 
-def test_only_large_chunks_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changes_while_it_is_decoded_is_read(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, path = make(tmp_path, "zstd")
+    os.utime(path)
+    time.sleep(0.02)
+    seen, decode = [], reader._decode
+
+    def change(encoded: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+        seen.append(encoded.base is not None)
+        os.chmod(path, 0o600)
+        decode(encoded, out)
+
+    monkeypatch.setattr(reader, "_decode", change)
+    out = buffer()
+    with reader:
+        assert reader.decode(INDEX, as_bytes(out))
+    assert np.array_equal(out.reshape(2, 8, 8), VOLUME[2:4])
+    assert len(seen) == (2 if way == "mapped" else 1)
+
+
+def test_only_large_chunks_without_a_checksum_are_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _core.guard_file_maps()
     asked, map_file = [], _core.map_file
 
@@ -128,10 +151,11 @@ def test_only_large_chunks_are_mapped(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(_core, "map_file", spy)
     for limit, count in ((10**6, 0), (1, 1)):
         monkeypatch.setattr(_zarr_chunks, "_MAPPED_BYTES", limit)
-        (tmp_path / str(count)).mkdir()
-        reader, path = make(tmp_path / str(count), "zstd")
-        with reader:
-            assert reader.decode(INDEX, as_bytes(buffer()))
+        for kind in ("crc", "zstd"):
+            (tmp_path / f"{kind}{count}").mkdir()
+            reader, path = make(tmp_path / f"{kind}{count}", kind)
+            with reader:
+                assert reader.decode(INDEX, as_bytes(buffer()))
         assert asked == [path.stat().st_size] * count
 
 

@@ -467,6 +467,81 @@ a_view_outlives_block_and_handle(void)
     EQ(world_files(), 0);
 }
 
+/* Its word is the remover's: readers give memory back because of it. */
+static void
+a_block_is_not_retired(void)
+{
+    sv_segment *block = block_of(5);
+    sv_view view;
+    sv_retire(block, SV_RETIRED_PRODUCER);
+    EQ(sv_retired_get(block), SV_RETIRED_NO);
+    EQ(sv_block_pin(block, 0, &view, NULL, NULL), 0);
+    sv_unpin(&view);
+    EQ(sv_block_pin(block, 0, &view, NULL, NULL), 0);
+    CHECK(block_shows(&view, 5));
+    sv_unpin(&view);
+    block_drop(block);
+}
+
+static void
+who_may_have_to_wait_is_told(void)
+{
+    sv_segment *block = block_of(5);
+    sv_segment *vector = world_segment("waits", 1);
+    sv_view views[2];
+    memset(views, 0, sizeof views);
+    EQ(sv_unpin_waits(&views[0]), 0);
+    EQ(sv_block_pin(block, 0, &views[0], NULL, NULL), 0);
+    EQ(sv_unpin_waits(&views[0]), 0);
+    EQ(sv_block_remove(block, NULL), 0);
+    EQ(sv_unpin_waits(&views[0]), 1);
+    sv_unpin(&views[0]);
+    EQ(sv_unpin_waits(&views[0]), 0);
+    EQ(sv_segment_close(block, NULL), 0);
+    EQ(world_append(vector, 1), 0);
+    EQ(sv_pin(vector, 0, &views[1]), 0);
+    EQ(sv_unpin_waits(&views[1]), 0);
+    EQ(sv_segment_close(vector, NULL), 0);
+    EQ(sv_unpin_waits(&views[1]), 1);
+    sv_unpin(&views[1]);
+    EQ(sv_segment_remove("waits", NULL, NULL), 0);
+}
+
+/* A program may close every descriptor that it finds. */
+static void
+a_lost_descriptor_keeps_no_memory(void)
+{
+    sv_segment *block = block_of(5);
+    int fd = block_look_behind(block);
+    EQ(close(svi_mapping_of(block)->probe), 0);
+    EQ(sv_block_remove(block, NULL), 0);
+    CHECK(block_memory(fd) < BLOCK_BYTES);
+    EQ(sv_segment_close(block, NULL), 0);
+    (void)close(fd);
+}
+
+/* The maker goes elsewhere before the block does. */
+static void
+a_relative_directory_is_that_of_the_beginning(void)
+{
+    char before[4096];
+    uint64_t *words = block_words(5);
+    const sv_array array = block_array(words);
+    sv_options options = world_options();
+    sv_segment *block = NULL;
+    REQUIRE(getcwd(before, sizeof before) != NULL);
+    EQ(chdir(world_directory()), 0);
+    options.directory = ".";
+    EQ(sv_block_create("test", &array, &options, &block, NULL), 0);
+    free(words);
+    EQ(world_files(), 1);
+    EQ(chdir("/"), 0);
+    EQ(sv_block_remove(block, NULL), 0);
+    EQ(world_files(), 0);
+    EQ(sv_segment_close(block, NULL), 0);
+    EQ(chdir(before), 0);
+}
+
 static void
 what_took_the_name_is_left_alone(void)
 {
@@ -538,12 +613,14 @@ the_view_of_a_dead_process_keeps_nothing(void)
 static sv_view inherited;
 
 static int
-look_without_a_row(void *argument)
+look_without_a_row(void *block)
 {
-    (void)argument;
+    EQ(sv_own_pins(block), 0);
+    EQ(sv_segment_close(block, NULL), 0); /* the maps stay: the view has no pin to keep them */
     world_set(&world_flags[0], 1);
     (void)world_await(&world_flags[1], 1);
     CHECK(block_shows(&inherited, 5)); /* removed meanwhile, and nobody has a pin */
+    sv_unpin(&inherited);
     return 0;
 }
 
@@ -559,7 +636,7 @@ a_child_without_a_row_goes_on_looking(void)
     free(words);
     world_flags_clear();
     EQ(sv_block_pin(block, 0, &inherited, NULL, NULL), 0);
-    pid_t pid = world_fork(look_without_a_row, NULL);
+    pid_t pid = world_fork(look_without_a_row, block);
     REQUIRE(world_await(&world_flags[0], 1));
     sv_unpin(&inherited);
     block_drop(block);
@@ -627,6 +704,10 @@ main(void)
     RUN(a_private_copy_stays_private);
     RUN(removing_gives_the_memory_back_at_once);
     RUN(a_view_outlives_block_and_handle);
+    RUN(a_block_is_not_retired);
+    RUN(who_may_have_to_wait_is_told);
+    RUN(a_lost_descriptor_keeps_no_memory);
+    RUN(a_relative_directory_is_that_of_the_beginning);
     RUN(what_took_the_name_is_left_alone);
     RUN(anothers_view_keeps_the_memory);
     RUN(a_child_without_a_row_goes_on_looking);

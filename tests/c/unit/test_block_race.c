@@ -30,6 +30,8 @@ pin_slowly(void *name)
     steps_off();
     EQ(status, SV_ENOENT);
     EQ(sv_own_pins(block), 0);
+    world_set(&world_flags[2], 1); /* attached still */
+    CHECK(world_await(&world_flags[3], 1));
     return sv_segment_close(block, NULL);
 }
 
@@ -44,11 +46,75 @@ a_remover_sees_the_pin_of_who_has_not_looked_yet(void)
     EQ(sv_block_remove(block, NULL), 0);
     CHECK(block_memory(fd) >= BLOCK_BYTES);
     world_set(&world_flags[1], 1);
+    CHECK(world_await(&world_flags[2], 1));
+    CHECK(block_memory(fd) < BLOCK_BYTES); /* who was too late gave it back */
+    world_set(&world_flags[3], 1);
     EQ(world_wait(pid, WORLD_WAIT_MS), 0);
-    EQ(sv_block_remove(block, NULL), 0); /* now nobody looks */
-    CHECK(block_memory(fd) < BLOCK_BYTES);
     EQ(sv_segment_close(block, NULL), 0);
     (void)close(fd);
+}
+
+/* In a process of its own, stopped behind its last unpin, and after it still attached. */
+static int
+unpin_slowly(void *name)
+{
+    sv_view view;
+    sv_segment *block = block_attach(name);
+    EQ(sv_block_pin(block, 0, &view, NULL, NULL), 0);
+    steps_pause_on("unpin.done", &world_flags[0], &world_flags[1]);
+    sv_unpin(&view);
+    steps_off();
+    world_set(&world_flags[2], 1);
+    CHECK(world_await(&world_flags[3], 1));
+    return sv_segment_close(block, NULL);
+}
+
+/* The mapping stays until the look behind the unpin is over. */
+static void
+a_block_that_is_closed_behind_an_unpin_is_looked_at(void)
+{
+    sv_segment *block = block_of(5);
+    int fd = block_look_behind(block);
+    world_flags_clear();
+    pid_t pid = world_fork(unpin_slowly, (void *)(uintptr_t)block_name(block));
+    REQUIRE(world_await(&world_flags[0], 1));
+    EQ(sv_block_remove(block, NULL), 0);
+    world_set(&world_flags[1], 1);
+    CHECK(world_await(&world_flags[2], 1));
+    CHECK(block_memory(fd) < BLOCK_BYTES);
+    world_set(&world_flags[3], 1);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    EQ(sv_segment_close(block, NULL), 0);
+    (void)close(fd);
+}
+
+static void *
+unpin_a_view(void *view)
+{
+    sv_unpin(view);
+    return NULL;
+}
+
+/* The last handle is closed between an unpin and its look at the header: it must not be unmapped. */
+static void
+a_look_behind_an_unpin_finds_the_header(void)
+{
+    sv_segment *block = block_of(5);
+    pthread_t thread;
+    sv_view view;
+    world_flags_clear();
+    EQ(sv_block_pin(block, 0, &view, NULL, NULL), 0);
+    EQ(sv_block_remove(block, NULL), 0);
+    const svi_mapping *m = svi_mapping_of(block);
+    steps_pause_on("block.unpinned", &world_flags[0], &world_flags[1]);
+    EQ(pthread_create(&thread, NULL, unpin_a_view, &view), 0);
+    REQUIRE(world_await(&world_flags[0], 1));
+    EQ(sv_segment_close(block, NULL), 0);
+    CHECK(m->mapped);
+    world_set(&world_flags[1], 1);
+    EQ(pthread_join(thread, NULL), 0);
+    steps_off();
+    CHECK(!m->mapped);
 }
 
 static void *
@@ -59,29 +125,42 @@ remove_slowly(void *block)
     return &status;
 }
 
-/* The remover is stopped after it has found no pin: whoever comes now must see that it is too late. */
+static void *
+pin_a_twin(void *twin)
+{
+    static int status;
+    sv_view view;
+    status = sv_pin_quiet(twin, 0, &view);
+    return &status;
+}
+
+/* The remover is stopped after it has found no pin: whoever comes now must see that it is too late, and
+ * waits to look whether it held up the remover. */
 static void
 a_reader_sees_the_removal_that_did_not_see_its_pin(void)
 {
     svi_testing_single_map = true;
     sv_segment *block = block_of(5);
     sv_segment *twin = world_twin(block);
-    pthread_t thread;
+    pthread_t remover;
+    pthread_t reader;
     sv_view view;
-    void *result = NULL;
+    void *removed = NULL;
+    void *seen = NULL;
     world_flags_clear();
-    EQ(sv_pin_quiet(twin, 0, &view),
-       0); /* its row is ready: nothing waits for the remover's lock */
+    EQ(sv_pin_quiet(twin, 0, &view), 0); /* its row is ready: its look waits for nobody */
     sv_unpin(&view);
     steps_pause_on("reserve.scanned", &world_flags[0], &world_flags[1]);
-    EQ(pthread_create(&thread, NULL, remove_slowly, block), 0);
-    if (world_await(&world_flags[0], 1)) {
-        EQ(sv_pin_quiet(twin, 0, &view), SV_ENOENT);
-    }
+    EQ(pthread_create(&remover, NULL, remove_slowly, block), 0);
+    REQUIRE(world_await(&world_flags[0], 1));
+    EQ(pthread_create(&reader, NULL, pin_a_twin, twin), 0);
+    svi_os_sleep_ns(30000000); /* it looks now */
     world_set(&world_flags[1], 1);
-    EQ(pthread_join(thread, &result), 0);
+    EQ(pthread_join(remover, &removed), 0);
+    EQ(pthread_join(reader, &seen), 0);
     steps_off();
-    EQ(*(const int *)result, 0);
+    EQ(*(const int *)removed, 0);
+    EQ(*(const int *)seen, SV_ENOENT);
     world_twin_close(twin);
     EQ(sv_segment_close(block, NULL), 0);
     svi_testing_single_map = false;
@@ -467,6 +546,8 @@ main(void)
     world_begin(58);
     RUN(a_remover_sees_the_pin_of_who_has_not_looked_yet);
     RUN(a_reader_sees_the_removal_that_did_not_see_its_pin);
+    RUN(a_block_that_is_closed_behind_an_unpin_is_looked_at);
+    RUN(a_look_behind_an_unpin_finds_the_header);
     RUN(nobody_reads_a_hole);
     RUN(threads_make_and_remove_blocks_of_their_own);
     RUN(an_inherited_view_keeps_the_memory);

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "world.h"
 
@@ -112,6 +113,24 @@ directories_come_from_the_call_the_environment_or_the_default(void)
 }
 
 static void
+relative_directories_become_absolute(void)
+{
+    char out[SVI_DIRECTORY_BYTES];
+    char before[4096];
+    char lost[] = "/tmp/sv-lost-XXXXXX";
+    sv_error err = {.code = 0};
+    REQUIRE(getcwd(before, sizeof before) != NULL && mkdtemp(lost) != NULL);
+    EQ(chdir("/tmp"), 0);
+    EQ(svi_shm_directory("here/", out, &err), 0);
+    EQ_STR(out, "/tmp/here");
+    EQ(chdir(lost), 0);
+    EQ(rmdir(lost), 0);
+    EQ(svi_shm_directory("here", out, &err), SV_EINVAL);
+    HAS(err.message, "give an absolute path");
+    EQ(chdir(before), 0);
+}
+
+static void
 too_long_directories_are_refused(void)
 {
     char given[SVI_DIRECTORY_BYTES + 1];
@@ -180,6 +199,7 @@ main(void)
     RUN(bad_names_are_refused_everywhere);
     RUN(segment_with_the_longest_name_works);
     RUN(directories_come_from_the_call_the_environment_or_the_default);
+    RUN(relative_directories_become_absolute);
     RUN(too_long_directories_are_refused);
     RUN(paths_are_put_together);
     RUN(generations_are_drawn_and_checked);

@@ -385,6 +385,29 @@ pins_that_a_free_row_has_are_nobodys(void)
     world_drop(segment);
 }
 
+/* A row that was never taken is not believed when it says that scans look at it. */
+static void
+a_damaged_row_is_counted_all_the_same(void)
+{
+    const char *name = world_name("damaged");
+    sv_segment *segment = world_segment(name, 1);
+    svi_mapping *m = svi_mapping_of(segment);
+    unsigned char *rw = NULL;
+    sv_view view;
+    EQ(svi_writable(m, &rw, NULL), 0);
+    svi_store_seq(&svi_row_at(m, rw, 1)->r_counted, 1);
+    svi_testing_separate = true;
+    sv_segment *other = world_open(name, NULL, SV_OPEN_ATTACH);
+    svi_testing_separate = false;
+    EQ(svi_mapping_of(other)->hold.row, 1);
+    EQ(sv_pin(other, 0, &view), 0);
+    EQ(world_replace(segment, 0, 9), SV_EINUSE); /* a scan saw the pin */
+    sv_unpin(&view);
+    EQ(sv_segment_close(other, NULL), 0);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
 static int
 attach_slowly(void *name)
 {
@@ -567,6 +590,7 @@ main(void)
     RUN(exec_gives_up_the_row);
     RUN(a_row_that_died_is_cleaned_by_the_next_who_takes_it);
     RUN(pins_that_a_free_row_has_are_nobodys);
+    RUN(a_damaged_row_is_counted_all_the_same);
     RUN(a_slow_one_does_not_lower_the_mark);
     RUN(a_row_that_is_being_cleaned_is_not_taken);
     RUN(killed_while_attaching_or_leaving);

@@ -107,10 +107,44 @@ an_endless_patience_is_none_too_short(void)
     EQ(sv_segment_remove(name, NULL, NULL), 0);
 }
 
-static void
-a_sweeper_is_waited_for(void)
+/* Another process at work under the lock of creators, until flag 1. */
+static int
+hold_the_creators_lock(void *name)
 {
-    const char *name = world_name("sweep");
+    svi_lockfile creating = SVI_LOCKFILE_INIT;
+    EQ(svi_lockfile_take(&creating, world_directory(), ".", name, ".create", NULL), 0);
+    world_set(&world_flags[0], 1);
+    (void)world_await(&world_flags[1], 1);
+    svi_os_sleep_ns(100000000);
+    svi_lockfile_drop(&creating, true);
+    return 0;
+}
+
+static void
+nothing_is_unlinked_beside_a_creator(void)
+{
+    const char *name = world_name("beside");
+    sv_error err = {.message = ""};
+    sv_info info;
+    sv_segment *segment = world_segment(name, 1);
+    EQ(sv_segment_info(segment, &info), 0);
+    world_flags_clear();
+    pid_t pid = world_fork(hold_the_creators_lock, (void *)(uintptr_t)name);
+    REQUIRE(world_await(&world_flags[0], 1));
+    EQ(sv_segment_remove_exact(name, NULL, info.inode, info.generation, &err), SV_EBUSY);
+    HAS(err.message, "in place of");
+    CHECK(world_exists(name, ""));
+    EQ(sv_segment_remove_exact(name, NULL, info.inode, "other", &err), SV_ENOENT);
+    world_set(&world_flags[1], 1);
+    EQ(sv_segment_remove_exact(name, NULL, info.inode, info.generation, &err), 0); /* waits */
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    EQ(sv_segment_close(segment, NULL), 0);
+}
+
+static void
+a_strangers_lock_is_waited_for(void)
+{
+    const char *name = world_name("stranger");
     sv_options options = world_options();
     sv_error err = {.message = ""};
     EQ(sv_segment_close(world_segment(name, 1), NULL), 0);
@@ -118,7 +152,7 @@ a_sweeper_is_waited_for(void)
     EQ(svi_os_lock_try(fd, SVI_LOCK_ATTACHED, true), 0);
     options.timeout_ns = 30000000;
     EQ(world_try_open(name, &options, SV_OPEN_ATTACH, &err), SV_ETIMEDOUT);
-    HAS(err.message, "sweeping");
+    HAS(err.message, "at work on");
     (void)close(fd);
     EQ(world_try_open(name, &options, SV_OPEN_ATTACH, &err), 0);
     EQ(sv_segment_remove(name, NULL, NULL), 0);
@@ -201,7 +235,8 @@ main(void)
     RUN(many_creators_at_once_make_one_segment);
     RUN(a_half_made_segment_cannot_be_seen);
     RUN(an_endless_patience_is_none_too_short);
-    RUN(a_sweeper_is_waited_for);
+    RUN(nothing_is_unlinked_beside_a_creator);
+    RUN(a_strangers_lock_is_waited_for);
     RUN(removing_takes_what_a_killed_creator_left);
     RUN(a_killed_creator_leaves_a_whole_segment_or_none);
     return world_end();
