@@ -301,8 +301,8 @@ MUTANTS = (
         "unmapped-under-views-without-pins",
         "B5",
         "fork.c",
-        "m->stays = true; /* B5, F3",
-        "m->stays = false; /* B5, F3",
+        "if (!handlers_ran || m->keeping) {",
+        "if (!handlers_ran) {",
     ),
     Mutant(
         "emptied-under-a-child-without-a-row",
