@@ -38,6 +38,18 @@ gather_index_sequence(PyObject *indices)
     return NULL;
 }
 
+/* A list of bools is a mask, and would read slots 0 and 1. */
+static int
+gather_fill_slot(gather_call *call, PyObject *item, uint32_t *slot)
+{
+    if (PyBool_Check(item) || PyArray_IsScalar(item, Bool)) {
+        PyErr_SetString(PyExc_TypeError, "indices must be integers, found bool: for a mask take "
+                                         "numpy.flatnonzero(mask)");
+        return -1;
+    }
+    return segment_slot(call->self, call->handle, item, slot);
+}
+
 static int
 gather_fill_slots(gather_call *call, PyObject *indices)
 {
@@ -53,8 +65,7 @@ gather_fill_slots(gather_call *call, PyObject *indices)
     call->count = count;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(indices, i);
-        int failed =
-            item == NULL || segment_slot(call->self, call->handle, item, &call->slots[i]) < 0;
+        int failed = item == NULL || gather_fill_slot(call, item, &call->slots[i]) < 0;
         Py_XDECREF(item);
         if (failed) {
             return -1;

@@ -92,7 +92,7 @@ def test_indices_of_a_tensor(name: str) -> None:
             torch.tensor([[0, 1]]): "an array of one dimension, found tensor",
             torch.tensor(0): "an array of one dimension",
             torch.tensor([0.0]): "slot index must be an integer, found float32",
-            torch.tensor([True]): "slot index must be an integer",
+            torch.tensor([True]): "found bool: for a mask",
         }.items():
             with pytest.raises(TypeError, match=words):
                 vector.gather(bad)
@@ -115,6 +115,13 @@ def test_dtypes_by_the_names_of_ml_dtypes(name: str) -> None:
             vector.reserve((3, 4), dtype="float8_e5m2")
         with pytest.raises(ValueError, match="not a dtype: 'bfloat17'"):
             vector.gather([0], dtype="bfloat17")
+
+
+@pytest.mark.parametrize("mask", [[True, False], np.array([True, False])])
+def test_a_mask_is_no_indices(volumes: SharedVector, mask: Any) -> None:
+    with pytest.raises(TypeError, match=r"found bool: for a mask take numpy.flatnonzero"):
+        volumes.gather(mask)
+    untouched(volumes)
 
 
 @pytest.mark.parametrize("indices", [np.zeros((2, 1), int), np.array(1), {0, 1}, {0: 1}, 3, None])
