@@ -139,7 +139,7 @@ def make(
         chunk_size=max(size, 1),
         stats_capacity=1,
         mode=mode,
-        directory=_absolute(directory),
+        directory=directory,
     )
     block = Block(segment, True)
     try:
@@ -154,12 +154,6 @@ def make(
     for call in after_make:
         call()
     return block
-
-
-def _absolute(directory: str | os.PathLike[str] | None) -> str | None:
-    """A path that means the same after a chdir(), and to others."""
-    chosen = os.fsdecode(directory) if directory else os.environ.get("SHAREDVECTOR_SHM_DIR")
-    return os.path.abspath(chosen) if chosen else None
 
 
 def _fill(segment: _core.Segment, shape: tuple[int, ...], source: NDArray[Any] | None) -> None:
@@ -223,7 +217,10 @@ class Deferred:
         return self._block().private()
 
     def require_unused(self) -> None:
-        """Arrays made by way of a later attachment are that block's."""
+        """As `Block.require_unused`, for arrays made by way of a later attachment."""
+        block = _known.get(self.key)
+        if block is not None:
+            block.require_unused()
 
     def close(self) -> None:
         """Nothing is held."""

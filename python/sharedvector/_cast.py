@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharedvector import _core
+from sharedvector.dtypes import as_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -27,18 +28,10 @@ def resolve_numpy_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     wanted = "a fixed-size NumPy dtype without objects, bfloat16 or float8"
     if dtype is None:
         raise ValueError(f"dtype should be {wanted}, got None; name one, such as 'float32'")
-    if isinstance(dtype, str) and dtype.startswith(("bfloat16", "float8")):
-        try:
-            import ml_dtypes
-        except ImportError as error:
-            raise ValueError(f"dtype {dtype!r} needs: pip install ml_dtypes") from error
-        dtype = getattr(ml_dtypes, dtype, dtype)
     try:
-        found = np.dtype(dtype)
-    except (TypeError, ValueError) as error:
+        found = as_dtype(dtype)
+    except (TypeError, ValueError, ImportError) as error:
         raise ValueError(f"dtype should be {wanted}, got {dtype!r}: {error}") from error
-    if found.hasobject or found.itemsize == 0 or found.subdtype is not None:
-        raise ValueError(f"dtype should be {wanted}, got {dtype!r}")
     if is_extension(found) and not found.name.startswith(("bfloat16", "float8")):
         raise ValueError(f"dtype should be {wanted}, got {dtype!r}")
     return found

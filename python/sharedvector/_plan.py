@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sharedvector import _core
-from sharedvector._arguments import integer
+from sharedvector._arguments import integer, seconds
 from sharedvector.loaders import resolve_numpy_dtype
 from sharedvector.producer import optional
 
@@ -56,10 +56,10 @@ class Plan:
             if integer(field, getattr(self, field)) < 1:
                 raise ValueError(f"{field} should be at least 1, got {getattr(self, field)}")
         for field in ("sleep_seconds", "join_timeout"):
-            value = getattr(self, field)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{field} should be a number of seconds, got {value}")
-        if self.spare_buffers is not None and self.spare_buffers < 1:
+            value = seconds(field, getattr(self, field))
+            if value == float("inf"):
+                raise ValueError(f"{field} should be a finite number of seconds, got {value}")
+        if self.spare_buffers is not None and integer("spare_buffers", self.spare_buffers) < 1:
             raise ValueError(f"spare_buffers should be at least 1, got {self.spare_buffers}")
         if self.producer_kind not in PRODUCER_KINDS:
             raise ValueError(

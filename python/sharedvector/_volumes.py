@@ -34,13 +34,19 @@ Metadata = dict[str, Any]
 
 
 def as_root(directory: Path | str) -> Path | str:
-    """Return an absolute path, for workers that run elsewhere, or the URL without a last slash."""
+    """Return an absolute path, for workers that run elsewhere, or the URL without a last slash.
+
+    ValueError for a ``file://`` URL with the name of a host.
+    """
     if isinstance(directory, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(//|:)", directory):
         if not directory.startswith("file://"):
             return directory.rstrip("/")
         from urllib.parse import unquote, urlsplit
 
-        directory = unquote(urlsplit(directory).path)
+        parts = urlsplit(directory)
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError(f"{directory} is on another host; mount it, and give its path here")
+        directory = unquote(parts.path)
     return Path(os.path.abspath(directory))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sharedvector import _core
+from sharedvector._arguments import seconds
 from sharedvector._progress import Waiting
 from sharedvector.vector import FormatError, InUseError, PoolStalledError, SharedVector
 
@@ -147,7 +148,7 @@ class OwnerLock:
         Raises:
             OSError: the lock file cannot be made.
         """
-        deadline = time.monotonic() + grace
+        deadline = time.monotonic() + seconds("grace", grace)
         paths.lock_dir.mkdir(parents=True, exist_ok=True)
         while True:
             try:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharedvector import _core, coordination
+from sharedvector._arguments import seconds
 from sharedvector.stats import PoolStats, collect_stats
 from sharedvector.vector import PoolStalledError
 
@@ -68,8 +69,9 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
 
     Raises:
         TimeoutError: not ready in time; the message has the last reason.
-        ValueError: a bad name, ``slot_count`` or ``meta_key``, or a pool dtype that torch does not
-            have.
+        PoolStalledError: the pool is filled, but its living owner has given its producer up.
+        ValueError: a bad name, time, ``slot_count`` or ``meta_key``, or a pool dtype that torch
+            does not have.
         TypeError: ``slot_count`` is no integer, or one of ``transforms`` cannot be called.
     """
 
@@ -90,8 +92,8 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         check_meta_key(meta_key)
         self._paths = coordination.PoolPaths.for_name(name, lock_dir)
         self._slot_count = slot_count
-        self._ready_timeout = ready_timeout
-        self._poll_interval = poll_interval
+        self._ready_timeout = seconds("ready_timeout", ready_timeout)
+        self._poll_interval = seconds("poll_interval", poll_interval)
         self._transforms = tuple(transforms)
         for place, transform in enumerate(self._transforms):
             if not callable(transform):
@@ -195,8 +197,8 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         slot = operator.index(index)
         if slot < 0:
             slot += self._slot_count
-            if slot < 0:
-                raise IndexError(f"index {index} is out of range for {self._slot_count} slots")
+        if not 0 <= slot < self._slot_count:
+            raise IndexError(f"index {index} is out of range for {self._slot_count} slots")
         return slot
 
     def _item(self, data: torch.Tensor, meta: NDArray[np.float64]) -> dict[str, Any]:
@@ -209,19 +211,12 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
 
     def _attach(self) -> _Attached:
         deadline = time.monotonic() + self._ready_timeout
-        while True:
-            coordination.wait_until_ready(
-                self._paths, self._slot_count, deadline, self._poll_interval, self._strict
-            )
-            try:
-                vector = coordination.attach(self._paths)
-            except FileNotFoundError:
-                # removed since the look: wait for the next owner, as long as there is time
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(self._poll_interval)
-                continue
-            return _Attached(vector, Layout.of(vector.numpy_dtype, self.name))
+        found = coordination.wait_and_look(
+            self._paths, self._slot_count, deadline, self._poll_interval, self._strict
+        )
+        vector = found.vector  # the one that was ready: the name may lead elsewhere by now
+        assert vector is not None
+        return _Attached(vector, Layout.of(vector.numpy_dtype, self.name))
 
 
 class _Attached(NamedTuple):

@@ -40,8 +40,8 @@ def encode_dtype(dtype: np.dtype[Any]) -> str:
     """Return the text that stands for ``dtype``; equal dtypes give equal texts.
 
     A plain name for native numbers, booleans and dates ("float32", "datetime64[ns]") and for the
-    types of ml_dtypes ("bfloat16"); NumPy's short form otherwise (">i2", "|S5"); a Python literal
-    for structured dtypes.
+    types of ml_dtypes ("bfloat16", ">bfloat16"); NumPy's short form otherwise (">i2", "|S5"); a
+    Python literal for structured dtypes.
 
     Raises:
         ValueError: the dtype holds objects or has no fixed size, is a subarray, has field titles,
@@ -49,7 +49,7 @@ def encode_dtype(dtype: np.dtype[Any]) -> str:
     """
     _check(dtype)
     spelled = _spell(dtype)
-    text = spelled if isinstance(spelled, str) else repr(spelled).replace(", ", ",")
+    text = spelled if isinstance(spelled, str) else _compact(spelled)
     size = len(text.encode())
     if size >= _core.DTYPE_BYTES:
         raise ValueError(
@@ -80,6 +80,10 @@ def _decode_name(text: str) -> np.dtype[Any]:
     try:
         return np.dtype(text)
     except (TypeError, ValueError):
+        if text[:1] == "<":
+            return _extension_dtype(text[1:]).newbyteorder("<")
+        if text[:1] == ">":
+            return _extension_dtype(text[1:]).newbyteorder(">")
         return _extension_dtype(text)
 
 
@@ -92,6 +96,17 @@ def _check(dtype: np.dtype[Any]) -> None:
         raise ValueError(f"dtype {dtype} has no size: give one, as in 'S8' or 'U8'")
 
 
+def _compact(value: Any) -> str:
+    """``repr`` without blanks between items; those in names stay."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k!r}:{_compact(item)}" for k, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_compact, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + ",".join(map(_compact, value)) + (",)" if len(value) == 1 else ")")
+    return repr(value)
+
+
 def _spell(dtype: np.dtype[Any]) -> Any:
     """One dtype as the nested literal that _build() reads."""
     if dtype.subdtype is not None:
@@ -100,7 +115,8 @@ def _spell(dtype: np.dtype[Any]) -> Any:
     if dtype.names is not None:
         return _spell_fields(dtype, dtype.names)
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
-        return dtype.name
+        native = dtype.isnative or dtype.itemsize == 1
+        return dtype.name if native else f"{dtype.byteorder}{dtype.name}"
     if dtype.isnative and dtype.kind in _NAMED_KINDS:
         return dtype.name
     return dtype.str

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from sharedvector._arguments import integer, seconds
 from sharedvector._election import check_wishes, elect, follow
 from sharedvector._plan import Plan, check_loader
 from sharedvector._reign import Reign
@@ -344,7 +345,23 @@ def ensure_pool(
         PoolSpawnError: the pool could not be made or filled; the message has the loader's error.
         PoolStalledError: the living owner of the pool has given its producer up.
     """
+    return _ensure(name, slot_count, producer, mode, ready_timeout, poll_interval, lock_dir)[0]
+
+
+def _ensure(
+    name: str,
+    slot_count: int,
+    producer: ProducerSpec | None = None,
+    mode: Mode = "auto",
+    ready_timeout: float = 600.0,
+    poll_interval: float = 0.1,
+    lock_dir: Path | str | None = None,
+) -> tuple[PoolHandle, bool]:
+    """See `ensure_pool`; also whether the handle was opened by this call."""
     paths = PoolPaths.for_name(name, lock_dir)
+    slot_count = integer("slot_count", slot_count, 1)
+    ready_timeout = seconds("ready_timeout", ready_timeout)
+    poll_interval = seconds("poll_interval", poll_interval)
     if mode not in get_args(Mode):
         raise ValueError(f"mode should be 'attach', 'spawn' or 'auto', got {mode!r}")
     if mode != "attach" and producer is None:
@@ -362,7 +379,9 @@ def ensure_pool(
                     f"pool {name!r} is open in this process with slot_count={handle.slot_count}, "
                     f"now {slot_count} was asked for; close that handle first"
                 )
-            return handle
+            if producer is not None:
+                check_wishes(handle.attach(), producer.chunk_size, producer.dtype)
+            return handle, False
         if handle is not None:
             handle.close()  # its pool is over: look for the next one
         if plan is not None and not _registry.inherited(paths):
@@ -375,16 +394,20 @@ def ensure_pool(
         handle = PoolHandle(paths, slot_count, vector.generation, supervisor=reign)
         handle._vector = vector
         _registry.put(paths, handle)
-        return handle
+        return handle, True
     finally:
         gate.release()
 
 
 @contextlib.contextmanager
 def pool(name: str, slot_count: int, **kwargs: Any) -> Generator[PoolHandle]:
-    """Use `ensure_pool` in a ``with`` block; the handle is closed at its end."""
-    handle = ensure_pool(name, slot_count, **kwargs)
+    """Use `ensure_pool` in a ``with`` block; the handle is closed at its end.
+
+    Who opened it closes it: within a block on the same pool, the inner one leaves it open.
+    """
+    handle, opened = _ensure(name, slot_count, **kwargs)
     try:
         yield handle
     finally:
-        handle.close()
+        if opened:
+            handle.close()

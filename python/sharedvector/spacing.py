@@ -89,9 +89,10 @@ def write_spacing_manifest(
         FileNotFoundError: as in `collect_spacings`, or the directory of ``output`` is missing.
         ValueError: as in `collect_spacings`, or ``output`` is missing.
     """
-    if output is None and not is_local(as_root(root)):
+    place = as_root(root)
+    if output is None and not (isinstance(place, Path) and is_local(place)):
         raise ValueError(f"{root} is no directory that could hold the file; say where to (output)")
-    target = Path(root) / "spacing.json" if output is None else Path(output)
+    target = Path(place) / "spacing.json" if output is None else Path(output)
     spacings = collect_spacings(root, attr_key, strict)
     lines = [f"  {json.dumps(name)}: {json.dumps(triple)}" for name, triple in spacings.items()]
     text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"

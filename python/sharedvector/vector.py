@@ -103,6 +103,11 @@ class SharedVector(_core.Segment):
         max_rows: int = 1024,
         timeout: float = 5.0,
     ) -> None:
+        if not create and (exclusive or replace):
+            raise ValueError(
+                f"{'exclusive' if exclusive else 'replace'}=True makes a segment and create=False "
+                f"only attaches to {name!r}: leave one of them out"
+            )
         wanted = None if dtype is None else as_dtype(dtype)
         super().__init__(
             name,
@@ -175,7 +180,7 @@ class SharedVector(_core.Segment):
             raise ValueError(f"the handle on segment {self.name!r} is closed; nothing to pickle")
         return (
             _attach,
-            (type(self), self.name, self.directory, self.inode, self.generation),
+            (type(self), self.name, self.directory, self.inode, self.generation, self.mode),
             self.__dict__ or None,
         )
 
@@ -185,7 +190,7 @@ class SharedVector(_core.Segment):
 
 
 def _attach(
-    cls: type[SharedVector], name: str, directory: str, inode: int, generation: str
+    cls: type[SharedVector], name: str, directory: str, inode: int, generation: str, mode: int
 ) -> SharedVector:
     """Make a handle of class `cls` on exactly this segment, without running cls.__init__."""
     vector = cls.__new__(cls)
@@ -196,17 +201,22 @@ def _attach(
         directory=directory,
         expect_inode=inode,
         generation=generation,
+        mode=mode,
     )
     return vector
 
 
-def remove_shared_memory(name: str) -> None:
+def remove_shared_memory(name: str, directory: str | PathLike[str] | None = None) -> None:
     """Remove the name of a segment, and its memory as soon as nobody is attached any more.
 
     Those attached keep their data. A missing name is no error.
+
+    Args:
+        name: of the segment.
+        directory: where it is; None takes ``$SHAREDVECTOR_SHM_DIR``, else /dev/shm.
 
     Raises:
         ValueError: a segment cannot have this name.
         OSError: the system refuses.
     """
-    _core.remove(name)
+    _core.remove(name, directory)

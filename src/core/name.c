@@ -68,6 +68,12 @@ name_directory(const char *given, const char *variable, char out[SVI_DIRECTORY_B
     /* Absolute from here on: what is removed at the end must not depend on where the program went. */
     char here[SVI_DIRECTORY_BYTES] = "";
     size_t start = 0;
+    if (directory[0] != '/' && directory != given) {
+        return svi_fail(
+            err, SV_EINVAL, 0, "check directory",
+            "%s is '%s', another place for each working directory; give an absolute path", variable,
+            directory);
+    }
     if (directory[0] != '/') {
         if (getcwd(here, sizeof here - 1) == NULL) {
             return svi_fail(err, SV_EINVAL, errno, "check directory",

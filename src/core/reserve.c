@@ -139,9 +139,11 @@ reserve_fail_none_free(svi_mapping *m, uint64_t waited_ns, sv_error *err)
     svi_row_holders(m, SVI_ANY_BUFFER, holders, sizeof holders);
     return svi_fail(err, SV_EINUSE, 0, "reserve",
                     "no free buffer in '%s' after %.3f s: all %u buffers are current, pinned or "
-                    "being filled. Views are held by %s; release some, or make the pool with more "
+                    "being filled. Views are held by %s, and this process has %llu reservation(s) "
+                    "open; release some, publish or cancel, or make the pool with more "
                     "spare_buffers",
-                    m->name, (double)waited_ns / 1e9, m->g.buffer_count, holders);
+                    m->name, (double)waited_ns / 1e9, m->g.buffer_count, holders,
+                    (unsigned long long)svi_load_relaxed(&m->reservations)); /* the counter */
 }
 
 /* The row that this process writes under, attaching a forked child first. */

@@ -89,6 +89,7 @@ PyGetSetDef segment_facts_getset[] = {
     FACT("generation", segment_text_fact, generation, "Token of the reign that made it."),
     FACT("inode", segment_u64_fact, inode, "Inode of its file."),
     FACT("dtype_text", segment_text_fact, dtype, "Its dtype as stored."),
+    FACT("mode", segment_u32_fact, mode, "Permission bits of its file."),
     FACT("itemsize", segment_u32_fact, itemsize, "Bytes of one element."),
     FACT("chunk_size", segment_u64_fact, chunk_size, "Bytes that one slot holds."),
     FACT("capacity", segment_u32_fact, slot_count, "Number of slots, filled or not."),

@@ -1,4 +1,4 @@
-"""Integers as arguments."""
+"""Integers and times as arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharedvector._arguments import integer
+from sharedvector._arguments import integer, seconds
 
 
 @pytest.mark.parametrize("value", [4, np.int16(4), np.uint64(4), np.array(4)])
@@ -27,3 +27,24 @@ def test_what_is_none_is_named(value: Any) -> None:
 def test_the_least() -> None:
     with pytest.raises(ValueError, match="steps should be 4 or more, got 3"):
         integer("steps", 3, 4)
+
+
+def test_seconds() -> None:
+    assert [seconds("wait", value) for value in (0, 2, np.float32(0.5), float("inf"))] == [
+        0,
+        2,
+        0.5,
+        float("inf"),
+    ]
+
+
+@pytest.mark.parametrize("value", ["1", None, True, [1], b"1"])
+def test_what_is_no_time_is_named(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^wait should be a number of seconds, got "):
+        seconds("wait", value)
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), -0.1])
+def test_times_that_never_come(value: float) -> None:
+    with pytest.raises(ValueError, match="wait should be 0 or more seconds, got"):
+        seconds("wait", value)

@@ -605,3 +605,22 @@ def test_forks_amid_threads_neither_hang_nor_remove() -> None:
     status, out, err = run(code, PREFIX)
     assert status == 0 and int(out) > 5, err
     assert blocks() == []
+
+
+def test_strict_sees_the_arrays_of_a_handle_that_attached_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_early(*_: Any) -> Any:
+        raise OSError("too many open files")
+
+    with share(np.arange(4.0)) as shared:
+        data = pickle.dumps(shared)
+        with monkeypatch.context() as patch:
+            patch.setattr(_blocks, "attach", too_early)
+            handle = pickle.loads(data)
+        array = handle.array
+        with pytest.raises(BufferError, match=r"1 live array\(s\)"):
+            handle.close(strict=True)
+        assert array.tolist() == [0, 1, 2, 3]
+        del array
+        handle.close(strict=True)

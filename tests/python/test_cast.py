@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from pool_support import run
 
+from sharedvector import dtypes
 from sharedvector._cast import cast_volume, move, resolve_numpy_dtype
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", ">i2", ">u4"]
@@ -104,6 +105,7 @@ def test_dtype_objects_accepted() -> None:
     assert resolve_numpy_dtype(np.float32) == resolve_numpy_dtype(np.dtype("f4")) == np.float32
     fields = [("x", "i2"), ("y", ">f4", (3,))]
     assert resolve_numpy_dtype(fields) == np.dtype(fields)
+    assert resolve_numpy_dtype(dtypes.encode_dtype(np.dtype(fields))) == np.dtype(fields)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +127,18 @@ def test_extension_dtypes() -> None:
         resolve_numpy_dtype(ml_dtypes.int4)
 
 
-def test_extension_dtypes_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(ValueError, match="pip install ml_dtypes"):
-        resolve_numpy_dtype("bfloat16")
+def test_extension_dtypes_without_the_package() -> None:
+    code = """
+        import sys
+        sys.modules["ml_dtypes"] = None
+        from sharedvector._cast import resolve_numpy_dtype
+        try:
+            resolve_numpy_dtype("bfloat16")
+        except ValueError as error:
+            print(error)
+    """
+    status, out, err = run(code)
+    assert (status, err) == (0, "") and "pip install ml_dtypes" in out
 
 
 DTYPES = ["bool", "uint8", "int16", ">i2", "uint32", "int64", "float16", "float32", "float64", "c8"]

@@ -119,12 +119,38 @@ def test_indices(name: str, fill: Fill) -> None:
     fill(chunks())
     data = dataset(name, 3)
     assert (data[-1]["data"] == 2).all() and (data[-3]["data"] == 0).all()
-    for index in (4, 1000, -4):
-        with pytest.raises(IndexError):
+    assert len(list(data)) == len(data) == 3  # of a pool with four slots
+    for index in (3, 4, 1000, -4):
+        with pytest.raises(IndexError, match="out of range for 3 slots"):
             data[index]
     for index in ("a", 1.0, slice(0, 2), None):
         with pytest.raises(TypeError):
             data[index]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("field", ["ready_timeout", "poll_interval"])
+def test_times_that_never_come(name: str, field: str) -> None:
+    for value in (float("nan"), -1):
+        with pytest.raises(ValueError, match=f"{field} should be 0 or more seconds"):
+            dataset(name, 1, **{field: value})
+
+
+def test_the_pool_that_was_ready_is_the_one(
+    name: str, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fill(chunks())
+    look = coordination.wait_and_look
+
+    def replaced(*arguments: Any) -> coordination.Look:
+        found = look(*arguments)
+        remove_shared_memory(name)
+        SharedVector(name, slot_count=4, chunk_size=4096).close()  # the next reign, not filled
+        return found
+
+    monkeypatch.setattr(coordination, "wait_and_look", replaced)
+    data = dataset(name, 4)
+    assert (data[3]["data"] == 3).all()
+    assert first.inode == data._usable().vector.inode
 
 
 def test_transforms_in_order(name: str, fill: Fill) -> None:
@@ -242,8 +268,9 @@ class Retired:
 
 
 def test_retired_pool_stops_the_items(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordination, "wait_until_ready", lambda *args: None)
-    monkeypatch.setattr(coordination, "attach", lambda paths: Retired())
+    state = coordination.ReadyState(True, "ready", None)
+    found = coordination.Look(state, Retired())  # type: ignore[arg-type]
+    monkeypatch.setattr(coordination, "wait_and_look", lambda *args: found)
     data = dataset(name, 1)
     with pytest.raises(PoolStalledError, match=rf"{name}.*its owner ended"):
         data[0]

@@ -162,3 +162,29 @@ def test_dtypes_that_only_differ_in_name_are_equal(name: str) -> None:
     with SharedVector(name, slot_count=2, chunk_size=4096, dtype="longlong") as vector:
         vector.append(np.arange(4, dtype=np.int64))
         assert vector.get(0).tolist() == [0, 1, 2, 3]
+
+
+def test_the_byte_order_of_extension_types_travels(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes")
+    native = np.dtype(ml_dtypes.bfloat16)
+    swapped = native.newbyteorder(">" if native.newbyteorder("<").isnative else "<")
+    array = np.array([1.5, 2, -3], native).astype(swapped)
+    text = encode_dtype(swapped)
+    assert text[1:] == "bfloat16" and decode_dtype(text) == swapped != native
+    assert encode_dtype(np.dtype(ml_dtypes.float8_e4m3fn).newbyteorder(">")) == "float8_e4m3fn"
+    with SharedVector(name, slot_count=1, chunk_size=64, dtype=swapped) as vector:
+        vector.append(array)
+        with SharedVector(name, create=False) as other:
+            assert other.get(0).astype("f4").tolist() == [1.5, 2, -3]
+        with pytest.raises(ValueError, match="bfloat16"):
+            SharedVector(name, create=False, dtype=native)
+
+
+@pytest.mark.parametrize("field", ["x, y", "a', 'b", 'q", "', "(1, 2)", " "])
+def test_names_of_fields_are_kept(field: str) -> None:
+    for dtype in (
+        np.dtype([(field, "f4"), ("z", "i2", (2, 3)), ("one", "i1", (4,))]),
+        np.dtype({"names": [field], "formats": ["f4"], "offsets": [4], "itemsize": 16}),
+    ):
+        assert decode_dtype(encode_dtype(dtype)) == dtype
+        assert decode_dtype(encode_dtype(dtype)).names == dtype.names

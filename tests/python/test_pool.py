@@ -110,6 +110,43 @@ def test_other_refusals_at_once() -> None:
         ensure_pool(unique("mode"), 4, producer=spec(), mode="attack")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="slot_count"):
         ensure_pool(unique("slots"), 0, producer=spec())
+
+
+@pytest.mark.parametrize("slots", ["8", None, 2.5, True])
+def test_slots_are_counted_in_every_mode(slots: Any) -> None:
+    with pytest.raises(TypeError, match="slot_count should be an integer"):
+        ensure_pool(unique("slots"), slots, mode="attach", ready_timeout=0)
+    for count in (0, -1):
+        with pytest.raises(ValueError, match="slot_count should be 1 or more"):
+            ensure_pool(unique("slots"), count, mode="attach", ready_timeout=0)
+
+
+@pytest.mark.parametrize("field", ["ready_timeout", "poll_interval"])
+def test_times_that_never_come(field: str) -> None:
+    for value, error in ((float("nan"), ValueError), (-1, ValueError), ("1", TypeError)):
+        settings: dict[str, Any] = {"mode": "attach", field: value}
+        with pytest.raises(error, match=f"{field} should be"):
+            ensure_pool(unique("never"), 1, **settings)
+
+
+def test_another_producer_in_the_same_process(owner: PoolHandle) -> None:
+    assert ensure_pool(owner.name, 4, producer=spec()) is owner
+    for settings in ({"dtype": "int16"}, {"chunk_size": 1 << 20}):
+        with pytest.raises(ValueError, match=f"pool '{owner.name}' holds"):
+            ensure_pool(owner.name, 4, producer=spec(**settings))
+    assert not owner.closed
+
+
+def test_a_pool_within_a_pool_is_closed_by_the_outer(owner: PoolHandle) -> None:
+    with pool(owner.name, 4, producer=spec()) as inner:
+        assert inner is owner
+    assert not owner.closed and refreshes(owner.attach())
+    name = unique("nested")
+    with pool(name, 2, producer=spec(), ready_timeout=50) as outer:
+        with pool(name, 2, mode="attach"):
+            pass
+        assert not outer.closed
+    assert outer.closed and files(name) == []
     with pytest.raises(ValueError):
         ensure_pool("a/b", 4, mode="attach")
 

@@ -123,6 +123,11 @@ def test_manifest(root: Path, tmp_path: Path) -> None:
         write_spacing_manifest(root, tmp_path / "missing" / "out.json")
 
 
+def test_manifest_of_a_url(root: Path) -> None:
+    assert write_spacing_manifest(root.as_uri()) == root / "spacing.json"
+    assert (root / "spacing.json").is_file()
+
+
 def test_empty_manifest_is_json(root: Path) -> None:
     assert json.loads(write_spacing_manifest(root, None, "none", False).read_text()) == {}
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from core_support import FLOATS, filled, fresh_name
 
 import sharedvector
-from sharedvector import SharedVector
+from sharedvector import SharedVector, remove_shared_memory
 
 
 @pytest.fixture
@@ -398,3 +400,49 @@ def test_unknown_names_are_attribute_errors() -> None:
         sharedvector.nonsense  # noqa: B018
     assert set(sharedvector.__all__) <= set(dir(sharedvector))
     assert sharedvector.__version__.count(".") == 2
+
+
+@pytest.mark.parametrize("option", ["exclusive", "replace"])
+def test_who_only_attaches_makes_nothing(name: str, option: str) -> None:
+    options: dict[str, Any] = {"create": False, option: True}
+    with pytest.raises(ValueError, match=f"{option}=True makes a segment and create=False"):
+        SharedVector(name, **options)
+    assert not Path("/dev/shm", name).exists()
+    with filled(name) as vector:
+        with pytest.raises(ValueError, match="leave one of them out"):
+            SharedVector(name, **options)
+        assert len(vector) == 3
+        with SharedVector(name, create=False) as other:
+            assert other.inode == vector.inode
+
+
+def test_the_mode_is_pickled(name: str) -> None:
+    with filled(name, mode=0o660) as vector:
+        assert vector.mode == 0o660
+        with pickle.loads(pickle.dumps(vector)) as copied:
+            assert copied.mode == 0o660 and (copied.get(0) == FLOATS).all()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Path]:
+    """Another directory in shared memory."""
+    path = tempfile.mkdtemp(prefix=f"svtest-vector-{os.getpid()}-", dir="/dev/shm")
+    yield Path(path)
+    shutil.rmtree(path)
+
+
+def test_removing_elsewhere(name: str, elsewhere: Path) -> None:
+    with filled(name), filled(name, directory=elsewhere):
+        remove_shared_memory(name, elsewhere)
+        assert not (elsewhere / name).exists() and Path("/dev/shm", name).exists()
+
+
+def test_a_relative_directory_is_that_of_the_beginning(
+    name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(elsewhere)
+    with filled(name, directory=".") as vector:
+        assert Path(vector.directory) == elsewhere / "."
+        monkeypatch.chdir("/")
+        with pickle.loads(pickle.dumps(vector)) as copied:
+            assert (copied.get(1) == FLOATS + 1).all()

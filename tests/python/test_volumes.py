@@ -27,7 +27,9 @@ def test_as_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_root("a/../b") == as_root(Path("b")) == tmp_path / "b"
     assert as_root("s3://bucket/path/") == "s3://bucket/path"
     assert as_root("simplecache::s3://bucket/p") == "simplecache::s3://bucket/p"
-    assert as_root("file:///a/b%20c") == Path("/a/b c")
+    assert as_root("file:///a/b%20c") == as_root("file://localhost/a/b%20c") == Path("/a/b c")
+    with pytest.raises(ValueError, match="file://host/a is on another host; mount it"):
+        as_root("file://host/a")
     assert as_root("C:name") == tmp_path / "C:name"
 
 

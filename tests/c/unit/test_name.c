@@ -123,6 +123,10 @@ relative_directories_become_absolute(void)
     EQ(chdir("/tmp"), 0);
     EQ(svi_shm_directory("here/", out, &err), 0);
     EQ_STR(out, "/tmp/here");
+    EQ(setenv("SHAREDVECTOR_LOCK_DIR", "here", 1), 0);
+    EQ(svi_lock_directory(NULL, out, &err), SV_EINVAL);
+    HAS(err.message, "SHAREDVECTOR_LOCK_DIR is 'here'");
+    EQ(unsetenv("SHAREDVECTOR_LOCK_DIR"), 0);
     EQ(chdir(lost), 0);
     EQ(rmdir(lost), 0);
     EQ(svi_shm_directory("here", out, &err), SV_EINVAL);
