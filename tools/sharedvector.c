@@ -58,14 +58,24 @@ command_list(void)
     return sv_list(NULL, print_item, NULL, &err) == 0 ? 0 : command_fail(&err);
 }
 
+/* Permission bits in octal; 0 when the text is something else. */
+static uint32_t
+read_mode(const char *text)
+{
+    char *end = NULL;
+    unsigned long mode = strtoul(text, &end, 8);
+    return text[0] >= '0' && text[0] <= '7' && *end == '\0' && mode <= 0777 ? (uint32_t)mode : 0;
+}
+
 /* Attach; on failure NULL, with what to exit with. */
 static sv_segment *
-attach(const char *name, int *status)
+attach(const char *name, uint32_t mode, int *status)
 {
     sv_options options;
     sv_error err;
     sv_segment *segment = NULL;
     sv_options_init(&options);
+    options.mode = mode;
     if (sv_segment_open(name, &options, SV_OPEN_ATTACH, &segment, &err) != 0) {
         *status = command_fail(&err);
     }
@@ -251,7 +261,7 @@ static void
 usage(FILE *to)
 {
     (void)fprintf(to, "usage: sharedvector list\n"
-                      "       sharedvector info|recover|check NAME\n"
+                      "       sharedvector info|recover|check NAME [--mode OCTAL]\n"
                       "       sharedvector remove NAME...\n"
                       "       sharedvector sweep [--prefix PREFIX] [--dry-run]\n"
                       "       sharedvector --version|--help\n");
@@ -287,10 +297,14 @@ main(int argc, char **argv)
         }
         return status;
     }
-    for (size_t i = 0; argc == 3 && i < sizeof verbs / sizeof verbs[0]; i++) {
+    uint32_t mode = argc == 3 ? 0600 : 0;
+    if (argc == 5 && strcmp(argv[3], "--mode") == 0) {
+        mode = read_mode(argv[4]);
+    }
+    for (size_t i = 0; mode != 0 && i < sizeof verbs / sizeof verbs[0]; i++) {
         if (strcmp(argv[1], verbs[i].word) == 0) {
             int status = 0;
-            sv_segment *segment = attach(argv[2], &status);
+            sv_segment *segment = attach(argv[2], mode, &status);
             if (segment != NULL) {
                 status = verbs[i].run(segment);
                 (void)sv_segment_close(segment, NULL);

@@ -12,7 +12,7 @@ from typing import Any
 from sharedvector import _bench_share, _core
 from sharedvector._diagnostics import diagnostics
 from sharedvector.arrays import sweep
-from sharedvector.coordination import PoolPaths, attach, probe_owner, read_marker
+from sharedvector.coordination import PoolPaths, probe_owner, read_marker
 from sharedvector.stats import collect_stats
 from sharedvector.vector import SharedVector
 
@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     info = commands.add_parser("info", help="describe one segment")
     info.add_argument("name")
     info.add_argument("--lock-dir", help="directory of the lock and the ready marker")
+    info.add_argument("--mode", type=_octal, default=0o600, help="its permission bits, octal (600)")
     _add_sweep_and_diagnostics(commands)
     bench = commands.add_parser("bench", help="measure on this machine")
     questions = bench.add_subparsers(dest="question", metavar="{share}", required=True)
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "diagnostics":
             return _diagnostics(options)
         if options.command == "info":
-            return _info(PoolPaths.for_name(options.name, options.lock_dir))
+            return _info(PoolPaths.for_name(options.name, options.lock_dir), options.mode)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         print(f"sharedvector: {error}", file=sys.stderr)
         return 1
@@ -132,9 +133,17 @@ def _diagnostics(options: argparse.Namespace) -> int:
     return 0
 
 
-def _info(paths: PoolPaths) -> int:
+def _octal(text: str) -> int:
+    mode = int(text, 8)
+    if not 0 < mode <= 0o777:
+        raise ValueError
+    return mode
+
+
+def _info(paths: PoolPaths, mode: int) -> int:
     listed = [item for item in _core.list_segments() if item["name"] == paths.name]
-    vector = attach(paths)  # it may take the row of a dead maker
+    # It may take the row of a dead maker.
+    vector = SharedVector(paths.name, create=False, mode=mode)
     if vector.block and listed:
         _print_facts([*_block_facts(vector, listed[0]), *_process_facts(vector)])
         return 0

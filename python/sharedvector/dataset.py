@@ -113,7 +113,11 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         Args:
             handle: from `ensure_pool`; not kept.
             **kwargs: the other arguments of the constructor.
+
+        Raises:
+            PoolGoneError, PoolStalledError: the handle's pool is over, which waiting cannot help.
         """
+        handle.attach()
         return cls(handle.name, handle.slot_count, lock_dir=handle.lock_dir, **kwargs)
 
     @property

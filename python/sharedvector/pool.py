@@ -325,7 +325,8 @@ def ensure_pool(
 
     Any number of processes of a node may call this at once, from any thread: one becomes the
     owner, whose end also ends the pool, and the others follow. No signal handler is installed.
-    A second call in a process returns the same handle while it is open.
+    A second call in a process returns the same handle while it is open. A forked child follows
+    pools that its parent had open and never becomes the owner of one of their names.
 
     Args:
         name: of the pool.
@@ -341,6 +342,8 @@ def ensure_pool(
     Raises:
         ValueError: a bad name, mode or setting; no ``producer``; another ``slot_count`` than in
             the call before; or the ready pool has fewer slots, smaller chunks or another dtype.
+        TypeError: ``slot_count`` or a time is something else.
+        OSError: the files of the pool cannot be made in ``lock_dir``.
         TimeoutError: not ready in time; the message has the last reason.
         PoolSpawnError: the pool could not be made or filled; the message has the loader's error.
         PoolStalledError: the living owner of the pool has given its producer up.

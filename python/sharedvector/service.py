@@ -124,7 +124,8 @@ class ProducerService:
     def start(self) -> None:
         """Make the pool and return when every slot is filled. Does nothing when started.
 
-        Whatever goes wrong, nothing is left behind.
+        Whatever goes wrong, nothing is left behind. It waits for the loader as long as that takes:
+        `stop` from another thread ends it.
 
         Raises:
             PoolBusyError: another owner is alive, be it with this lock directory or another.

@@ -419,6 +419,6 @@ PyGetSetDef segment_stats_getset[] = {
      "Counters of the pool: dict of replace_events, reads_at_replace_total, reads_at_replace_max,\n"
      "blocked_replaces, sample_count, sample_capacity.",
      NULL},
-    {"ref_count", segment_ref_count, NULL, "Number of attached processes.", NULL},
+    {"ref_count", segment_ref_count, NULL, "Open handles of all living processes.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

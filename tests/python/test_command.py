@@ -35,6 +35,9 @@ def test_version() -> None:
     [
         (),
         ("info",),
+        ("info", "x", "--mode"),
+        ("info", "x", "--mode", "0x1"),
+        ("info", "x", "--mode", "1000"),
         ("list", "x"),
         ("mend", "x"),
         ("remove",),
@@ -65,6 +68,21 @@ def test_info_has_the_counters_of_the_statistics() -> None:
         told = {words[0]: int(words[1]) for words in lines if words[0] in stats and len(words) == 2}
         assert told == {key: value for key, value in stats.items() if value >= 100}
         assert len(told) == 8
+
+
+def test_the_mode_of_a_shared_segment_is_given() -> None:
+    with fresh_name() as name, filled(name, mode=0o640):
+        refused = run("info", name)
+        assert refused.returncode == 1 and "mode=0o640" in refused.stderr
+        for verb in ("info", "recover", "check"):
+            done = run(verb, name, "--mode", "640")
+            assert (done.returncode, done.stderr) == (0, "")
+        python = [sys.executable, "-m", "sharedvector", "info", name]
+        assert subprocess.run(python, capture_output=True, timeout=30, check=False).returncode == 1
+        told = subprocess.run(
+            [*python, "--mode", "0640"], capture_output=True, text=True, timeout=30, check=True
+        )
+        assert "3 of" in told.stdout
 
 
 def test_list_and_info_tell_what_is_there() -> None:

@@ -18,7 +18,7 @@ import pytest
 from core_support import in_child
 from pool_support import run
 
-from sharedvector import coordination
+from sharedvector import PoolGoneError, PoolHandle, coordination
 from sharedvector.loaders import resolve_numpy_dtype
 from sharedvector.vector import PoolStalledError, SharedVector, remove_shared_memory
 
@@ -285,6 +285,12 @@ def test_stats(name: str, fill: Fill) -> None:
     assert pickle.loads(pickle.dumps(data)).stats() == stats
 
 
+def test_a_pool_that_is_gone_is_not_waited_for(name: str) -> None:
+    handle = PoolHandle(coordination.PoolPaths.for_name(name), 4, "g1")
+    with pytest.raises(PoolGoneError, match=f"pool '{name}' is gone"):
+        SharedMemoryDataset.from_pool(handle, ready_timeout=600)
+
+
 def test_pickle_attaches_on_first_use(name: str, fill: Fill) -> None:
     fill(chunks())
     copy = pickle.loads(pickle.dumps(dataset(name, 4, ready_timeout=0.2)))
@@ -298,16 +304,12 @@ def test_pickle_attaches_on_first_use(name: str, fill: Fill) -> None:
 
 
 def test_from_pool(name: str, fill: Fill, tmp_path: Path) -> None:
-    class Handle:
-        slot_count = 2
-        lock_dir = tmp_path
-
-    Handle.name = name  # type: ignore[attr-defined]
     fill(chunks())
-    data = SharedMemoryDataset.from_pool(Handle(), strict=False)  # type: ignore[arg-type]
+    handle = PoolHandle(coordination.PoolPaths.for_name(name, tmp_path), 2, None)
+    data = SharedMemoryDataset.from_pool(handle, strict=False)
     assert (len(data), data.name) == (2, name)
     with pytest.raises(TypeError, match="slot_count"):
-        SharedMemoryDataset.from_pool(Handle(), slot_count=3)  # type: ignore[arg-type]
+        SharedMemoryDataset.from_pool(handle, slot_count=3)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
