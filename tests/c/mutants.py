@@ -107,14 +107,12 @@ MUTANTS = (
         "    svi_max_seq(&svi_header_at(page)->h_high_rows, (uint64_t)hold->row);",
     ),
     Mutant(
-        "counted-before-the-mark",
+        "counted-believed-above-the-mark",
         "R3",
         "row.c",
-        "    svi_max_seq(&svi_header_at(page)->h_high_rows,\n"
-        "                (uint64_t)hold->row + 1); /* E8: before any pin */\n",
-        "    svi_store_seq(&hold->map->r_counted, 1);\n"
-        '    SVI_STEP("attach.counted");\n'
-        "    svi_max_seq(&svi_header_at(page)->h_high_rows, (uint64_t)hold->row + 1);\n",
+        "    if (svi_load_seq(&hold->map->r_counted) == 0 || /* E8 */\n"
+        "        hold->row >= svi_high_rows(m)) {            /* a damaged row says that it was */\n",
+        "    if (svi_load_seq(&hold->map->r_counted) == 0) {\n",
     ),
     Mutant(
         "cells-as-they-were-found",
