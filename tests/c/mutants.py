@@ -111,7 +111,7 @@ MUTANTS = (
         "R3",
         "row.c",
         "    if (svi_load_seq(&hold->map->r_counted) == 0 || /* E8 */\n"
-        "        hold->row >= svi_high_rows(m)) {            /* a damaged row says that it was */\n",
+        "        hold->row >= svi_high_rows(m)) {\n",
         "    if (svi_load_seq(&hold->map->r_counted) == 0) {\n",
     ),
     Mutant(
