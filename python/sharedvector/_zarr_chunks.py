@@ -175,19 +175,16 @@ class ChunkReader:
             raise ValueError(
                 f"{extent.size} encoded bytes for a chunk of {out.nbytes}; the file is damaged"
             )
-        if extent.size >= _MAPPED_BYTES and self._decode_mapped(extent, out):
+        # Bytes with a checksum are read: it vouches for nothing that changes before it is decoded.
+        checksum = self._layout.checksum
+        if not checksum and extent.size >= _MAPPED_BYTES and self._decode_mapped(extent, out):
             return None
         encoded = self._scratch.take("encoded", extent.size)
         _read_exactly(extent.fd, [encoded], extent.offset)
-        return self._decode_bytes(encoded, out)
+        return self._decode_bytes(_without_crc(encoded) if checksum else encoded, out)
 
     def _decode_mapped(self, extent: _Extent, out: Array) -> bool:
-        """Decode straight from the page cache; False: read it, which also tells what is wrong.
-
-        Bytes with a checksum are read: it vouches for nothing that changes before it is decoded.
-        """
-        if self._layout.checksum:
-            return False
+        """Decode straight from the page cache; False: read it, which also tells what is wrong."""
         before = _last_change(extent.fd)
         mapped = _core.map_file(extent.fd, extent.offset, extent.size)
         if mapped is None:
@@ -199,8 +196,6 @@ class ChunkReader:
         return mapped.whole and _last_change(extent.fd) == before
 
     def _decode_bytes(self, encoded: Array, out: Array) -> None:
-        if self._layout.checksum:
-            encoded = _without_crc(encoded)
         size = self._check(encoded)
         if size is None or size == out.nbytes:
             self._decode(encoded, out)
@@ -212,7 +207,6 @@ class ChunkReader:
         if decoded.nbytes != out.nbytes:
             raise ValueError(f"it decodes to {decoded.nbytes} bytes, a chunk has {out.nbytes}")
         out[...] = decoded
-        return
 
     def _check_plain(self, extent: _Extent) -> None:
         if extent.size != self._chunk_bytes:

@@ -90,7 +90,7 @@ def write_spacing_manifest(
         ValueError: as in `collect_spacings`, or ``output`` is missing.
     """
     place = as_root(root)
-    if output is None and not (isinstance(place, Path) and is_local(place)):
+    if output is None and not is_local(place):
         raise ValueError(f"{root} is no directory that could hold the file; say where to (output)")
     target = Path(place) / "spacing.json" if output is None else Path(output)
     spacings = collect_spacings(root, attr_key, strict)

@@ -171,10 +171,8 @@ svi_mapping_drop(svi_mapping *m)
     svi_block_unlist(m);
     atomic_store_explicit(m->cells, NULL, memory_order_relaxed);
     svi_row_drop(m, &m->hold);
-    if (!m->stays && rw != NULL && rw != m->ro) {
-        svi_os_unmap(rw, m->g.segment_bytes);
-    }
     if (!m->stays) {
+        svi_os_unmap(rw != m->ro ? rw : NULL, m->g.segment_bytes);
         svi_os_unmap((unsigned char *)(uintptr_t)m->ro, m->g.segment_bytes);
     }
     atomic_store_explicit(&m->rw, NULL, memory_order_relaxed);

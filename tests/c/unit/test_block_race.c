@@ -69,9 +69,9 @@ unpin_slowly(void *name)
     return sv_segment_close(block, NULL);
 }
 
-/* The mapping stays until the look behind the unpin is over. */
+/* The remover found no pin any more, or the unpin finds the removal: the memory goes in both orders. */
 static void
-a_block_that_is_closed_behind_an_unpin_is_looked_at(void)
+a_removal_behind_an_unpin_gives_the_memory_back(void)
 {
     sv_segment *block = block_of(5);
     int fd = block_look_behind(block);
@@ -546,7 +546,7 @@ main(void)
     world_begin(58);
     RUN(a_remover_sees_the_pin_of_who_has_not_looked_yet);
     RUN(a_reader_sees_the_removal_that_did_not_see_its_pin);
-    RUN(a_block_that_is_closed_behind_an_unpin_is_looked_at);
+    RUN(a_removal_behind_an_unpin_gives_the_memory_back);
     RUN(a_look_behind_an_unpin_finds_the_header);
     RUN(nobody_reads_a_hole);
     RUN(threads_make_and_remove_blocks_of_their_own);

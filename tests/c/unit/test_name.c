@@ -1,8 +1,10 @@
 /* Names are used exactly as given, or refused with the reason. */
 #include "name.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "world.h"
@@ -117,16 +119,17 @@ relative_directories_become_absolute(void)
 {
     char out[SVI_DIRECTORY_BYTES];
     char before[4096];
-    char lost[] = "/tmp/sv-lost-XXXXXX";
+    char lost[SVI_DIRECTORY_BYTES];
     sv_error err = {.code = 0};
-    REQUIRE(getcwd(before, sizeof before) != NULL && mkdtemp(lost) != NULL);
-    EQ(chdir("/tmp"), 0);
+    (void)snprintf(lost, sizeof lost, "%s", world_path("lost", ""));
+    REQUIRE(getcwd(before, sizeof before) != NULL && mkdir(lost, 0700) == 0);
+    EQ(chdir(world_directory()), 0);
     EQ(svi_shm_directory("here/", out, &err), 0);
-    EQ_STR(out, "/tmp/here");
+    EQ_STR(out, world_path("here", ""));
     EQ(setenv("SHAREDVECTOR_LOCK_DIR", "here", 1), 0);
     EQ(svi_lock_directory(NULL, out, &err), SV_EINVAL);
     HAS(err.message, "SHAREDVECTOR_LOCK_DIR is 'here'");
-    EQ(unsetenv("SHAREDVECTOR_LOCK_DIR"), 0);
+    EQ(setenv("SHAREDVECTOR_LOCK_DIR", world_directory(), 1), 0);
     EQ(chdir(lost), 0);
     EQ(rmdir(lost), 0);
     EQ(svi_shm_directory("here", out, &err), SV_EINVAL);
