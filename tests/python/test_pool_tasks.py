@@ -163,6 +163,8 @@ def test_a_pool_that_is_terminated_meanwhile(tmp_path: Path) -> None:
 def test_a_pool_whose_results_nobody_takes(soon: None) -> None:
     with pool() as made:
         made.apply_async(give_unloadable, (np.arange(2),))
+        # Before that, the results of the call may overtake the one that ends the thread.
+        wait_for(lambda: not made._result_handler.is_alive())
         with pytest.raises(BrokenProcessPool, match="thread for results ended"):
             map_slices(made, total, np.arange(2))
         made._cache.clear()  # or it refuses to be terminated
