@@ -164,7 +164,9 @@ def main() -> int:
             if options.keep is not None:
                 folder = options.keep / f"{number:02}-{re.sub(r'[^A-Za-z0-9]+', '-', search.name)}"
                 folder.mkdir(parents=True, exist_ok=True)
-            outcome = run(search, folder, seconds, memory, options.quick)
+            # What must be found has more time: on a slow machine it is not missing yet.
+            limit = seconds if search.want == "none" else 10 * seconds
+            outcome = run(search, folder, limit, memory, options.quick)
         good, words = judge(search, outcome, seconds)
         name = f"mutation {search.name}" if search.want == "error" else search.name
         if search.live and search.want == "error":

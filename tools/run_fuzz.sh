@@ -70,7 +70,7 @@ if has_libfuzzer; then
     echo "libFuzzer ($("$compiler" --version | head -n 1)) for $seconds s"
     instrumented build/fuzz/clang
     mkdir -p build/fuzz/corpus
-    build/fuzz/clang/fuzz_attach -max_total_time="$seconds" -timeout=10 -max_len=65536 \
+    build/fuzz/clang/fuzz_attach -max_total_time="$seconds" -timeout=60 -max_len=65536 \
         -rss_limit_mb=2048 -artifact_prefix=build/fuzz/ -print_final_stats=1 -verbosity=0 \
         ${SEED:+-seed="$SEED"} build/fuzz/corpus "$corpus"
     exit

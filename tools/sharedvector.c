@@ -58,11 +58,14 @@ command_list(void)
     return sv_list(NULL, print_item, NULL, &err) == 0 ? 0 : command_fail(&err);
 }
 
-/* Permission bits in octal; 0 when the text is something else. */
+/* Permission bits in octal, with or without Python's 0o; 0 when the text is something else. */
 static uint32_t
 read_mode(const char *text)
 {
     char *end = NULL;
+    if (strncmp(text, "0o", 2) == 0) {
+        text += 2;
+    }
     unsigned long mode = strtoul(text, &end, 8);
     return text[0] >= '0' && text[0] <= '7' && *end == '\0' && mode <= 0777 ? (uint32_t)mode : 0;
 }

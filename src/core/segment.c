@@ -296,12 +296,17 @@ sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
     }
     uint64_t started = svi_os_monotonic_ns();
     for (;;) {
+        sv_error attempt; /* a success after a retry leaves the caller's untouched */
+        memset(&attempt, 0, sizeof attempt);
         if ((status = svi_process_lock(err)) != 0) {
             return status;
         }
-        status = segment_remove_exact_once(name, where, inode, generation, err);
+        status = segment_remove_exact_once(name, where, inode, generation, &attempt);
         svi_process_unlock();
         if (status != SV_EBUSY || svi_os_monotonic_ns() - started >= SEGMENT_REMOVE_PATIENCE_NS) {
+            if (status != 0 && err != NULL) {
+                *err = attempt;
+            }
             return status;
         }
         svi_os_sleep_ns(SEGMENT_POLL_NS);

@@ -69,21 +69,21 @@ block_array(SegmentObject *self, block_access access, uint64_t start, uint64_t s
     void *data = NULL;
     sv_view view;
     memset(&view, 0, sizeof(view));
-    int code = sv_block_pin(handle, access == BLOCK_WRITE, &view, &data, &err);
+    int code;
+    /* The pin, too: it may wait for a thread that makes a segment. */
+    Py_BEGIN_ALLOW_THREADS code = sv_block_pin(handle, access == BLOCK_WRITE, &view, &data, &err);
     if (code == 0) {
         memory->view = view;
         data = access == BLOCK_READ ? (void *)(uintptr_t)view.data : data;
         if (start < stop) {
-            Py_BEGIN_ALLOW_THREADS sv_block_prefault(&view, access == BLOCK_WRITE, start,
-                                                     stop - start);
-            Py_END_ALLOW_THREADS
+            sv_block_prefault(&view, access == BLOCK_WRITE, start, stop - start);
         }
         if (access == BLOCK_PRIVATE) {
             code = sv_block_map_private(handle, &memory->base, &memory->bytes, &err);
             data = memory->base;
         }
     }
-    segment_leave(self);
+    Py_END_ALLOW_THREADS segment_leave(self);
     if (code != 0) {
         Py_DECREF(memory);
         return ext_raise(self->state, code, &err);
@@ -176,14 +176,23 @@ module_block_name(PyObject *module, PyObject *value)
                      : PyUnicode_DecodeFSDefault(name);
 }
 
+/* A sweep waits for who is at work on a pool: without the GIL, which its items take back. */
+typedef struct {
+    PyObject *list;
+    PyThreadState *thread;
+} sweep_context;
+
 static int
 sweep_add(const sv_listed *item, void *context)
 {
+    sweep_context *sweep = context;
+    PyEval_RestoreThread(sweep->thread);
     PyObject *entry =
         Py_BuildValue("{sNsKsN}", "name", PyUnicode_DecodeFSDefault(item->name), "bytes",
                       (unsigned long long)item->bytes, "block", PyBool_FromLong(item->block != 0));
-    int failed = entry == NULL || PyList_Append(context, entry) < 0;
+    int failed = entry == NULL || PyList_Append(sweep->list, entry) < 0;
     Py_XDECREF(entry);
+    sweep->thread = PyEval_SaveThread();
     return failed;
 }
 
@@ -204,9 +213,11 @@ module_sweep(PyObject *module, PyObject *args, PyObject *kwargs)
     if (list != NULL) {
         sv_error err;
         ext_error_clear(&err);
-        int code = sv_sweep(directory != NULL ? PyBytes_AsString(directory) : NULL,
-                            lock_dir != NULL ? PyBytes_AsString(lock_dir) : NULL, prefix, dry_run,
-                            sweep_add, list, &err);
+        const char *where = directory != NULL ? PyBytes_AsString(directory) : NULL;
+        const char *locks = lock_dir != NULL ? PyBytes_AsString(lock_dir) : NULL;
+        sweep_context sweep = {list, PyEval_SaveThread()};
+        int code = sv_sweep(where, locks, prefix, dry_run, sweep_add, &sweep, &err);
+        PyEval_RestoreThread(sweep.thread);
         if (code < 0 && !PyErr_Occurred()) {
             ext_raise(PyModule_GetState(module), code, &err);
         }

@@ -72,9 +72,10 @@ module_remove(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     sv_error err;
     ext_error_clear(&err);
-    int code =
-        sv_segment_remove(name, directory != NULL ? PyBytes_AsString(directory) : NULL, &err);
-    Py_XDECREF(directory);
+    const char *where = directory != NULL ? PyBytes_AsString(directory) : NULL;
+    int code;
+    Py_BEGIN_ALLOW_THREADS code = sv_segment_remove(name, where, &err);
+    Py_END_ALLOW_THREADS Py_XDECREF(directory);
     if (code != 0) {
         return ext_raise(PyModule_GetState(module), code, &err);
     }
@@ -96,9 +97,11 @@ module_remove_exact(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     sv_error err;
     ext_error_clear(&err);
-    int code = sv_segment_remove_exact(name, directory != NULL ? PyBytes_AsString(directory) : NULL,
-                                       inode, generation, &err);
-    Py_XDECREF(directory);
+    const char *where = directory != NULL ? PyBytes_AsString(directory) : NULL;
+    int code;
+    /* It may wait for another process that makes a segment. */
+    Py_BEGIN_ALLOW_THREADS code = sv_segment_remove_exact(name, where, inode, generation, &err);
+    Py_END_ALLOW_THREADS Py_XDECREF(directory);
     if (code != 0) {
         return ext_raise(PyModule_GetState(module), code, &err);
     }

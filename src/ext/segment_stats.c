@@ -272,8 +272,10 @@ segment_rows(PyObject *op, PyObject *Py_UNUSED(ignored))
     if (rows == NULL) {
         PyErr_NoMemory();
     } else {
-        uint32_t found = sv_rows(handle, rows, self->info.max_rows);
-        list = rows_list(rows, found < self->info.max_rows ? found : self->info.max_rows);
+        uint32_t found;
+        Py_BEGIN_ALLOW_THREADS found = sv_rows(handle, rows, self->info.max_rows);
+        Py_END_ALLOW_THREADS list =
+            rows_list(rows, found < self->info.max_rows ? found : self->info.max_rows);
     }
     PyMem_Free(rows);
     segment_leave(self);

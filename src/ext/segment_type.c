@@ -25,6 +25,23 @@ segment_raise_closed(const SegmentObject *self)
     return NULL;
 }
 
+/* Nobody is left to tell; the process's row goes with the process at the latest. Called without the
+ * GIL: it may be the end of gigabytes, or wait for a thread that makes some. */
+static void
+segment_drop(sv_segment *handle)
+{
+    (void)sv_segment_close(handle, NULL);
+}
+
+/* A block that this process made goes with its handle, which an interrupt can drop at once after it
+ * was made. Of all others this is refused. */
+static void
+segment_drop_with_block(sv_segment *handle)
+{
+    (void)sv_block_remove(handle, NULL);
+    segment_drop(handle);
+}
+
 sv_segment *
 segment_enter(SegmentObject *self)
 {
@@ -54,8 +71,8 @@ segment_leave(SegmentObject *self)
     }
     EXT_END_LOCKED()
     if (last != NULL) {
-        /* Nobody is left to tell; the process's row goes with the process at the latest. */
-        (void)sv_segment_close(last, NULL);
+        Py_BEGIN_ALLOW_THREADS segment_drop(last);
+        Py_END_ALLOW_THREADS
     }
 }
 
@@ -86,8 +103,9 @@ segment_count(PyObject *op, uint64_t (*count)(const sv_segment *segment))
     if (handle == NULL) {
         return NULL;
     }
-    uint64_t found = count(handle);
-    segment_leave(self);
+    uint64_t found;
+    Py_BEGIN_ALLOW_THREADS found = count(handle);
+    Py_END_ALLOW_THREADS segment_leave(self);
     return PyLong_FromUnsignedLongLong(found);
 }
 
@@ -304,10 +322,8 @@ segment_dealloc(PyObject *op)
     SegmentObject *self = (SegmentObject *)op;
     PyObject_GC_UnTrack(op);
     if (self->handle != NULL) {
-        /* A block that this process made goes with its handle, which an interrupt can drop at once
-         * after it was made. Of all others this is refused. */
-        (void)sv_block_remove(self->handle, NULL);
-        (void)sv_segment_close(self->handle, NULL);
+        Py_BEGIN_ALLOW_THREADS segment_drop_with_block(self->handle);
+        Py_END_ALLOW_THREADS
     }
     Py_CLEAR(self->descr);
     ext_free(op);

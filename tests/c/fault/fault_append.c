@@ -81,7 +81,7 @@ appending_among_the_dead(void)
 int
 main(void)
 {
-    world_begin(120);
+    world_begin(115);
     RUN(appending);
     RUN(appending_among_the_dead);
     return world_end();

@@ -117,7 +117,7 @@ opening_again_in_a_child(void)
 int
 main(void)
 {
-    world_begin(120);
+    world_begin(115);
     RUN(attaching);
     RUN(attaching_over_the_row_of_the_dead);
     RUN(first_use_in_a_child);

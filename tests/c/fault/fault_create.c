@@ -83,7 +83,7 @@ over_an_old_one(void)
 int
 main(void)
 {
-    world_begin(240);
+    world_begin(115);
     RUN(under_a_free_name);
     RUN(as_the_recorded_owner);
     RUN(over_an_old_one);

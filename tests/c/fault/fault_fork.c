@@ -123,7 +123,7 @@ the_one_who_is_born(void)
 int
 main(void)
 {
-    world_begin(120);
+    world_begin(115);
     RUN(a_reader_who_forks);
     RUN(a_writer_who_forks);
     RUN(the_one_who_is_born);

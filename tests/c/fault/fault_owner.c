@@ -182,7 +182,7 @@ probing(void)
 int
 main(void)
 {
-    world_begin(120);
+    world_begin(115);
     RUN(acquiring);
     RUN(acquiring_after_a_dead_owner);
     RUN(releasing);

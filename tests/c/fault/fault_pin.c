@@ -96,6 +96,7 @@ after_large(const char *name)
 }
 
 static unsigned char *copies;
+static uint32_t threads; /* 0: as many as there are processors, perhaps one */
 
 static int
 gather_large(sv_segment *segment, const uint32_t *slots, size_t count, sv_error *err)
@@ -104,6 +105,7 @@ gather_large(sv_segment *segment, const uint32_t *slots, size_t count, sv_error 
     sv_gather_options_init(&how);
     how.ndim = 1;
     how.shape[0] = LARGE / sizeof(uint64_t);
+    how.threads = threads;
     return sv_gather(segment, slots, count, &how, copies, LARGE, err);
 }
 
@@ -133,7 +135,16 @@ settle_copies(const char *name, int status)
 static void
 gathering(void)
 {
+    threads = 0; /* asks for the processors, and goes on where it is not told */
     INJECT(.what = "gather", .before = before_large, .arrange = inject_attach_surely,
+           .verb = gather, .settle = settle_copies, .after = after_large, .steps = 6, .calls = 1);
+}
+
+static void
+gathering_with_threads(void)
+{
+    threads = 3; /* also where there is one processor */
+    INJECT(.what = "threads", .before = before_large, .arrange = inject_attach_surely,
            .verb = gather, .settle = settle_copies, .after = after_large, .steps = 6, .calls = 2);
 }
 
@@ -143,5 +154,6 @@ main(void)
     world_begin(60);
     RUN(pinning);
     RUN(gathering);
+    RUN(gathering_with_threads);
     return world_end();
 }

@@ -192,7 +192,7 @@ following(void)
 int
 main(void)
 {
-    world_begin(240);
+    world_begin(115);
     RUN(creating);
     RUN(creating_over_a_dead_reign);
     RUN(ending);

@@ -76,7 +76,7 @@ publishing_under_a_view(void)
 int
 main(void)
 {
-    world_begin(120);
+    world_begin(115);
     RUN(publishing);
     RUN(publishing_under_a_view);
     return world_end();

@@ -84,7 +84,7 @@ recovering_many(void)
 int
 main(void)
 {
-    world_begin(120);
+    world_begin(115);
     RUN(recovering);
     RUN(recovering_many);
     return world_end();

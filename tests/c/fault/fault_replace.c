@@ -49,7 +49,7 @@ replacing_what_the_dead_have_pinned(void)
 int
 main(void)
 {
-    world_begin(120);
+    world_begin(115);
     RUN(replacing);
     RUN(replacing_what_the_dead_have_pinned);
     return world_end();

@@ -40,7 +40,7 @@ reserving_what_the_dead_hold(void)
 int
 main(void)
 {
-    world_begin(120);
+    world_begin(115);
     RUN(reserving);
     RUN(reserving_what_the_dead_hold);
     return world_end();

@@ -20,6 +20,7 @@
 #include "row.h"
 
 #define WORLD_WORDS 64 /* uint64 values of a stamped chunk */
+#define WORLD_SLOWER 3 /* the end of a program comes so much later: machines are slow, or busy */
 
 svi_word *world_flags;
 
@@ -113,7 +114,7 @@ world_begin(unsigned limit_s)
     (void)atexit(world_clean);
     if (limit_s != 0) {
         (void)signal(SIGALRM, world_too_long);
-        (void)alarm(limit_s * world_patience);
+        (void)alarm(limit_s * world_patience * WORLD_SLOWER);
     }
     /* Grandchildren whose parent was killed come to us to be waited for. */
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -509,6 +510,12 @@ world_sleep_ms(unsigned milliseconds)
 {
     struct timespec span = {milliseconds / 1000, (long)(milliseconds % 1000) * 1000000L};
     (void)nanosleep(&span, NULL);
+}
+
+uint64_t
+world_limit_ns(unsigned seconds)
+{
+    return UINT64_C(1000000000) * seconds * world_patience;
 }
 
 #ifdef SVI_COVERAGE

@@ -33,8 +33,9 @@
 
 /* Make the directory (in /dev/shm, or WORLD_WITHIN: a short path there, for programs that an engine
  * ends by SIGKILL), point SHAREDVECTOR_SHM_DIR and SHAREDVECTOR_LOCK_DIR to it, and end the whole
- * program after `limit_s` seconds (0: never). WORLD_PATIENCE in the environment multiplies this limit and all
- * others, for slow (instrumented) builds. */
+ * program when it takes three times `limit_s` seconds, which is ample for a machine that has time (0:
+ * never). WORLD_PATIENCE in the environment multiplies this limit and all others, for slow
+ * (instrumented) builds. */
 void world_begin(unsigned limit_s);
 
 /* Fail on leftovers, remove the directory, print the summary; the exit code of the program. */
@@ -112,6 +113,12 @@ void world_twin_kill(sv_segment *twin);
 /* ---- processes ----------------------------------------------------------------------------- */
 
 #define WORLD_WAIT_MS 20000
+
+/* A time limit for verbs that must not wait: one that does is ended with the program. */
+#define WORLD_NEVER_NS UINT64_C(36000000000000)
+
+/* How long a thing may take at most, here: so many seconds times WORLD_PATIENCE, in nanoseconds. */
+uint64_t world_limit_ns(unsigned seconds);
 
 /* Run body(argument) in a child that dies with its parent. It exits with the result of body, or 99
  * when one of its checks failed. */

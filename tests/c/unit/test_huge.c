@@ -176,7 +176,7 @@ a_limit_of_address_space_costs_the_alignment_only(void)
 int
 main(void)
 {
-    world_begin(67);
+    world_begin(55);
     RUN(whole_pieces_get_memory_and_hold_zeros);
     RUN(less_than_a_piece_is_left_alone);
     RUN(addresses_agree_with_the_file);

@@ -311,8 +311,8 @@ in_a_real_group_nobody_is_killed(void)
         return;
     }
     int status = world_wait(world_fork(create_in_the_real_group, NULL), WORLD_WAIT_MS);
-    for (int i = 0; i < 200 && rmdir(group) != 0; i++) {
-        svi_os_sleep_ns(10000000); /* until the kernel has taken the process out */
+    for (int i = 0; i < WORLD_WAIT_MS && rmdir(group) != 0; i++) {
+        svi_os_sleep_ns(1000000); /* until the kernel has taken the process out */
     }
     CHECK(access(group, F_OK) != 0);
     if (status == CANNOT) {

@@ -30,8 +30,8 @@ reign_again_and_again(void *argument)
         }
         EQ(sv_ready_write(owner, NULL), 0);
         svi_os_sleep_ns(3000000);
-        if (n % 2 == 0) { /* the odd ones end at any moment of an attachment */
-            CHECK(world_await(&world_flags[2], svi_load_seq(&world_flags[2]) + 1));
+        if (n % 2 == 0) { /* seen; the odd ones end at any moment of an attachment */
+            CHECK(world_await(&world_flags[2], n));
         }
         EQ(sv_pool_close(owner, segment, NULL), 0);
     }
@@ -39,8 +39,8 @@ reign_again_and_again(void *argument)
     return 0;
 }
 
-/* All four slots have the stamp of the handle's generation. */
-static void
+/* All four slots have the stamp of the handle's generation; returns which reign it is. */
+static uint64_t
 check_reign(sv_segment *segment)
 {
     sv_info info;
@@ -50,6 +50,7 @@ check_reign(sv_segment *segment)
     for (uint32_t slot = 0; slot < 4; slot++) {
         (void)EQ(world_stamp(segment, slot), reign);
     }
+    return reign;
 }
 
 static int
@@ -67,12 +68,11 @@ follow_until_the_end(void *argument)
             EQ(status, SV_ETIMEDOUT); /* between two reigns, or after the last */
             continue;
         }
-        check_reign(now);
-        svi_add_seq(&world_flags[2], 1);
+        svi_max_seq(&world_flags[2], check_reign(now));
         if (before != NULL) {
             sv_info old;
             sv_info new;
-            check_reign(before); /* whatever became of its name */
+            (void)check_reign(before); /* whatever became of its name */
             (void)sv_segment_info(before, &old);
             (void)sv_segment_info(now, &new);
             bool same = strcmp(old.generation, new.generation) == 0;

@@ -297,7 +297,9 @@ live_as_number_one(void *argument)
 static int
 make_pid_namespace(void *argument)
 {
-    if (unshare(CLONE_NEWPID) != 0) {
+    bool may = unshare(CLONE_NEWPID) == 0;
+    world_set(&world_flags[4], may ? 1 : CANNOT);
+    if (!may) {
         return CANNOT;
     }
     pid_t pid = fork(); /* not world_fork: there the child looks for its parent's pid */
@@ -319,10 +321,10 @@ two_containers_share_a_segment(void)
     sv_segment *segment = world_segment(shared_name, 2);
     world_flags_clear();
     pid_t first = world_fork(make_pid_namespace, NULL);
-    svi_os_sleep_ns(50000000);
-    int status = 0;
-    if (waitpid(first, &status, WNOHANG) == first && WEXITSTATUS(status) == CANNOT) {
+    REQUIRE(world_await(&world_flags[4], 1));
+    if (svi_load_seq(&world_flags[4]) == CANNOT) {
         tap_skip("pid namespaces need CAP_SYS_ADMIN");
+        EQ(world_wait(first, WORLD_WAIT_MS), CANNOT);
         world_drop(segment);
         return;
     }

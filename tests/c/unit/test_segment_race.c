@@ -2,8 +2,10 @@
 #include "segment.h"
 
 #include <fcntl.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "faults.h"
 #include "lockfile.h"
 #include "os.h"
 #include "steps.h"
@@ -115,8 +117,21 @@ hold_the_creators_lock(void *name)
     EQ(svi_lockfile_take(&creating, world_directory(), ".", name, ".create", NULL), 0);
     world_set(&world_flags[0], 1);
     (void)world_await(&world_flags[1], 1);
-    svi_os_sleep_ns(100000000);
     svi_lockfile_drop(&creating, true);
+    world_set(&world_flags[2], 1);
+    return 0;
+}
+
+static unsigned lock_tries;
+
+/* The creator gives way between the first try to get its lock and the second. */
+static int
+give_way_at_the_second_try(const char *call)
+{
+    if (strcmp(call, "flock") == 0 && ++lock_tries == 2) {
+        world_set(&world_flags[1], 1);
+        (void)world_await(&world_flags[2], 1);
+    }
     return 0;
 }
 
@@ -135,8 +150,14 @@ nothing_is_unlinked_beside_a_creator(void)
     HAS(err.message, "in place of");
     CHECK(world_exists(name, ""));
     EQ(sv_segment_remove_exact(name, NULL, info.inode, "other", &err), SV_ENOENT);
-    world_set(&world_flags[1], 1);
+    lock_tries = 0;
+    err = (sv_error){.code = 7, .message = "untouched"};
+    svi_fault_hook = give_way_at_the_second_try;
     EQ(sv_segment_remove_exact(name, NULL, info.inode, info.generation, &err), 0); /* waits */
+    svi_fault_hook = NULL;
+    CHECK(lock_tries >= 2);
+    EQ(err.code, 7); /* also after a try that failed */
+    EQ_STR(err.message, "untouched");
     EQ(world_wait(pid, WORLD_WAIT_MS), 0);
     EQ(sv_segment_close(segment, NULL), 0);
 }

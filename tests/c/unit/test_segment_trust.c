@@ -220,14 +220,13 @@ junk_under_the_name_is_an_error_at_once(void)
         const char *name = world_name("junk");
         sv_options options = world_options();
         sv_error err = {.message = ""};
-        uint64_t started = svi_os_monotonic_ns();
+        options.timeout_ns = WORLD_NEVER_NS; /* at once, or the program would take too long */
         tap_context("%s", junks[i].what);
         junks[i].make(name);
         EQ(world_try_open(name, &options, SV_OPEN_ATTACH, &err), SV_EFORMAT);
         HAS(err.message, world_path(name, ""));
         EQ(world_try_open(name, &options, SV_OPEN_CREATE, &err), SV_EFORMAT);
         EQ(world_files(), 1);
-        CHECK(svi_os_monotonic_ns() - started < UINT64_C(2000000000));
         bool directory = junks[i].make == make_directory;
         EQ(sv_segment_remove(name, NULL, &err), directory ? SV_ESYS : 0);
         if (directory) {
@@ -260,12 +259,11 @@ a_directory_is_not_replaced(void)
     const char *name = world_name("folder");
     sv_options options = world_options();
     sv_error err = {.message = ""};
-    uint64_t started = svi_os_monotonic_ns();
+    options.timeout_ns = WORLD_NEVER_NS;
     make_directory(name);
     EQ(world_try_open(name, &options, SV_OPEN_REPLACE, &err), SV_ESYS);
     EQ(err.sys_errno, EISDIR);
     HAS(err.message, world_path(name, ""));
-    CHECK(svi_os_monotonic_ns() - started < UINT64_C(2000000000));
     EQ(rmdir(world_path(name, "")), 0);
     EQ(world_files(), 0);
 }
