@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -144,7 +145,8 @@ def end_ranks(mark: str) -> None:
     """SIGTERM to what torchrun has left running; the pool's own processes end with their owner."""
     for pid in marked_processes(mark):
         try:
-            if b"sharedvector._" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            # Workers are run as sharedvector._worker, supervisors as sharedvector/_supervisor.py.
+            if not re.search(rb"sharedvector[./]_", Path(f"/proc/{pid}/cmdline").read_bytes()):
                 os.kill(pid, signal.SIGTERM)
         except OSError:
             continue  # gone meanwhile

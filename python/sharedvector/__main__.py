@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     info = commands.add_parser("info", help="describe one segment")
     info.add_argument("name")
     info.add_argument("--lock-dir", help="directory of the lock and the ready marker")
-    info.add_argument("--mode", type=_octal, default=0o600, help="its permission bits, octal (600)")
+    info.add_argument("--mode", type=_mode, default=0o600, help="its permission bits, octal (600)")
     _add_sweep_and_diagnostics(commands)
     bench = commands.add_parser("bench", help="measure on this machine")
     questions = bench.add_subparsers(dest="question", metavar="{share}", required=True)
@@ -133,11 +134,14 @@ def _diagnostics(options: argparse.Namespace) -> int:
     return 0
 
 
-def _octal(text: str) -> int:
-    mode = int(text, 8)
-    if not 0 < mode <= 0o777:
-        raise ValueError
-    return mode
+def _mode(text: str) -> int:
+    """Permission bits in octal, with or without Python's 0o."""
+    digits = text.removeprefix("0o")
+    if not re.fullmatch("0*[0-7]{1,3}", digits) or int(digits, 8) == 0:
+        raise argparse.ArgumentTypeError(
+            f"should be permission bits in octal, such as 640 or 0o640, got {text!r}"
+        )
+    return int(digits, 8)
 
 
 def _info(paths: PoolPaths, mode: int) -> int:

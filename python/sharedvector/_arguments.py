@@ -1,11 +1,15 @@
-"""Arguments that should be integers or times, refused with their names."""
+"""Arguments that should be integers, times or levels of a log, refused with their names."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
 from typing import SupportsFloat, SupportsIndex
 
-__all__ = ["integer", "seconds"]
+import numpy as np
+
+__all__ = ["duration", "integer", "level_number", "seconds"]
 
 
 def integer(what: str, value: SupportsIndex, least: int | None = None) -> int:
@@ -32,7 +36,25 @@ def integer(what: str, value: SupportsIndex, least: int | None = None) -> int:
 
 
 def seconds(what: str, value: SupportsFloat) -> float:
-    """Return ``value`` as a time of 0 s or more, infinity included.
+    """Return how long to wait: 0 for a negative ``value``, which is how a caller says that the
+    time that it had left is over.
+
+    Args:
+        what: name of the argument, for the message.
+        value: a number, infinity included.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is NaN, with which a wait would never end.
+    """
+    number = _number(what, value)
+    if math.isnan(number):
+        raise ValueError(f"{what} should be a number of seconds, got {value}")
+    return max(0.0, number)
+
+
+def duration(what: str, value: SupportsFloat) -> float:
+    """Return a setting that is a length of time: finite, 0 s or more.
 
     Args:
         what: name of the argument, for the message.
@@ -40,14 +62,44 @@ def seconds(what: str, value: SupportsFloat) -> float:
 
     Raises:
         TypeError: it is no number.
-        ValueError: it is negative, or not a number (NaN), for which a wait would never end.
+        ValueError: it is negative, infinite or NaN.
     """
-    if isinstance(value, (str, bytes, bool)):
-        raise TypeError(f"{what} should be a number of seconds, got {value!r}")
+    number = _number(what, value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{what} should be a finite number of seconds, 0 or more, got {value}")
+    return number
+
+
+def level_number(what: str, value: SupportsIndex | str) -> int:
+    """Return a level of Python's logging as its number.
+
+    Args:
+        what: name of the argument, for the message.
+        value: a number, or the name of a level in any case.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    import logging  # not for those who check a number only
+
+    found = None
+    if isinstance(value, str):
+        found = logging.getLevelNamesMapping().get(value.upper())
+    else:
+        with contextlib.suppress(TypeError, ValueError):
+            found = integer(what, value, 0)
+    if found is None:
+        raise ValueError(
+            f"{what} should be the name of a level, such as 'INFO', or its number, such as 20, got "
+            f"{value!r}"
+        )
+    return found
+
+
+def _number(what: str, value: SupportsFloat) -> float:
     try:
-        number = float(value)
+        if isinstance(value, (str, bytes, bool, np.bool_)):
+            raise TypeError
+        return float(value)
     except TypeError:
         raise TypeError(f"{what} should be a number of seconds, got {value!r}") from None
-    if not number >= 0:
-        raise ValueError(f"{what} should be 0 or more seconds, got {value}")
-    return number

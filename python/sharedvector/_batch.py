@@ -7,14 +7,22 @@ import math
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["SMALL_BYTES", "BatchMemory", "Layout", "bytes_of", "check_meta_key", "shared_tensor"]
+__all__ = [
+    "SMALL_BYTES",
+    "BatchMemory",
+    "Layout",
+    "as_transforms",
+    "bytes_of",
+    "check_meta_key",
+    "shared_tensor",
+]
 
 # NumPy's and torch's names are the same for these; the unsigned ones from 16 bits on came with
 # torch 2.3, some float8 with later versions.
@@ -151,6 +159,26 @@ def check_meta_key(meta_key: str) -> None:
     """Raises ValueError for the key of the chunks: metadata would take their place."""
     if meta_key == "data":
         raise ValueError("meta_key should not be 'data', which is the key of the chunks")
+
+
+def as_transforms(
+    transforms: Iterable[Callable[[dict[str, Any]], dict[str, Any]]] | None, takes: str
+) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]:
+    """The transforms in order, None being none; each takes and returns a ``takes``.
+
+    TypeError for what is no sequence, or has something in it that cannot be called.
+    """
+    wanted = f"that takes {takes} and returns one"
+    try:
+        found = tuple(() if transforms is None else transforms)
+    except TypeError:
+        raise TypeError(
+            f"transforms should be a sequence of callables, each {wanted}, got {transforms!r}"
+        ) from None
+    for place, transform in enumerate(found):
+        if not callable(transform):
+            raise TypeError(f"transforms[{place}] should be a callable {wanted}, got {transform!r}")
+    return found
 
 
 def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:

@@ -28,6 +28,7 @@ LIMIT = 120.0  # seconds for one job, or for all workers to start
 _WHOLE_BYTES = 1 << 30  # at most, for the arrays that go whole through the workers' pipe
 
 Array = npt.NDArray[np.float64]
+_Task = tuple[Any, ...]  # arguments
 _FLOAT = np.dtype(np.float64)
 
 # ---- what the workers do -------------------------------------------------------------------------
@@ -134,42 +135,47 @@ class Workers:
             self._gate.release()
 
     def _shutdown(self) -> None:
-        self._open_gate()  # an interrupt may have come before each() did it
         self._processes.shutdown(cancel_futures=True)
         self._threads.shutdown(cancel_futures=True)
 
-    def run(self, fn: Callable[..., float], tasks: Sequence[tuple[Any, ...]]) -> list[float]:
+    def run(self, fn: Callable[..., float], tasks: Sequence[_Task]) -> list[float]:
         """Results of ``fn(*task)`` in processes, in order."""
         return _results(self._processes, fn, tasks)
 
-    def run_threads(
-        self, fn: Callable[..., float], tasks: Sequence[tuple[Any, ...]]
-    ) -> list[float]:
+    def run_threads(self, fn: Callable[..., float], tasks: Sequence[_Task]) -> list[float]:
         """The same in threads."""
         return _results(self._threads, fn, tasks)
 
     def each(self, fn: Callable[..., object], *arguments: object) -> None:
         """Run ``fn`` once in every worker process: none goes on before all have come."""
         deadline = time.monotonic() + LIMIT
-        futures = [self._processes.submit(_once, fn, arguments) for _ in range(self.count)]
-        arrived = 0
-        while arrived < self.count and time.monotonic() < deadline:
-            arrived += self._arrived.acquire(timeout=0.05)
-            if any(future.done() for future in futures):
-                break  # before the gate is open: a worker has ended
-        self._open_gate()
-        _collect(futures)
+        with _submitted() as futures:
+            try:
+                for _ in range(self.count):
+                    futures.append(self._processes.submit(_once, fn, arguments))
+                arrived = 0
+                while arrived < self.count and time.monotonic() < deadline:
+                    arrived += self._arrived.acquire(timeout=0.05)
+                    if any(future.done() for future in futures):
+                        break  # before the gate is open: a worker has ended
+            finally:
+                self._open_gate()
+            _collect(futures)
 
 
-def _results(
-    executor: Executor, fn: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]
-) -> list[Any]:
-    """When this raises, an interrupt included, no task is running any more."""
-    futures: list[Future[Any]] = []
-    try:
+def _results(executor: Executor, fn: Callable[..., Any], tasks: Sequence[_Task]) -> list[Any]:
+    with _submitted() as futures:
         for task in tasks:
             futures.append(executor.submit(fn, *task))
         return _collect(futures)
+
+
+@contextlib.contextmanager
+def _submitted() -> Iterator[list[Future[Any]]]:
+    """When the block raises, an interrupt included, no task is pickled or run any more."""
+    futures: list[Future[Any]] = []
+    try:
+        yield futures
     except BaseException:
         for future in futures:
             future.cancel()

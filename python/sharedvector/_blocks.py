@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -27,6 +28,8 @@ from sharedvector.dtypes import encode_dtype
 CACHED_BLOCKS = 64
 DEFAULT_DIRECTORY = "/dev/shm"
 DEFAULT_MODE = 0o600
+
+_LARGEST = 1 << 44  # bytes that the core takes for a block
 
 # Bytes of a part that gets its page faults in one call: for less the call costs more, and of more
 # a task may need only some.
@@ -95,20 +98,24 @@ class Block:
 
     def require_unused(self) -> None:
         """BufferError when arrays over the block are alive in this process."""
-        alive = self._segment.own_pins()
+        with _lock:  # another thread may close it
+            alive = 0 if self.closed else self._segment.own_pins()
         if alive:
             raise BufferError(
                 f"block {self.name!r} has {alive} live array(s) in this process; drop them "
                 "first, or close without strict=True and they stay valid"
             )
 
-    def close(self) -> None:
+    def close(self, strict: bool = False) -> None:
         """Give the block back, and remove it if it was made here; dropping it does the same.
 
-        OSError when the file cannot be removed: nothing was done.
+        OSError when the file cannot be removed, and with `strict` BufferError when arrays over the
+        block are alive in this process: nothing was done.
         """
         with _lock:  # another thread may close it too
             if not self.closed:
+                if strict:
+                    self.require_unused()
                 if self.made_here:
                     self._segment.block_remove()
                 self._segment.close()
@@ -127,6 +134,8 @@ def make(
     """Make a block with a copy of `source` (None: zeros). ValueError, OSError, MemoryError."""
     text = encode_dtype(dtype)
     size = bytes_of(shape, dtype)
+    if size > _LARGEST:
+        raise _too_large(shape, dtype, size, directory)
     _core.guard_signals()
     _finalize_with_multiprocessing()
     segment = _core.Segment(
@@ -154,6 +163,22 @@ def make(
     for call in after_make:
         call()
     return block
+
+
+def _too_large(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    size: int,
+    directory: str | os.PathLike[str] | None,
+) -> OSError:
+    where = os.fsdecode(directory or os.environ.get("SHAREDVECTOR_SHM_DIR") or DEFAULT_DIRECTORY)
+    disk = os.statvfs(where)
+    return OSError(
+        errno.EFBIG,
+        f"an array of shape {shape} and dtype {dtype} needs {size} bytes; a block has at most "
+        f"{_LARGEST}, and {disk.f_bavail * disk.f_frsize} are free in {where}: ask for less, or "
+        "share it part by part",
+    )
 
 
 def _fill(segment: _core.Segment, shape: tuple[int, ...], source: NDArray[Any] | None) -> None:
@@ -222,7 +247,7 @@ class Deferred:
         if block is not None:
             block.require_unused()
 
-    def close(self) -> None:
+    def close(self, strict: bool = False) -> None:
         """Nothing is held."""
 
 

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharedvector import _core
-from sharedvector.dtypes import as_dtype
+from sharedvector.dtypes import as_dtype, decode_dtype, is_extension
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+
+__all__ = ["cast_volume", "is_extension", "move", "resolve_numpy_dtype"]
 
 _CAST_BLOCK = 1 << 16  # elements: a block and its temporary stay in the second-level cache
 
@@ -20,7 +22,7 @@ def resolve_numpy_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
     Accepted are all fixed-size dtypes without Python objects, in either byte order ("float32",
     "int16", ">i2", "complex64", "datetime64[s]", structured ones, ...), and "bfloat16" and
-    "float8_..." when the package ml_dtypes is installed.
+    "float8_...", in that of the machine, when the package ml_dtypes is installed.
 
     Raises:
         ValueError: not a dtype, no fixed size, holds objects, or needs ml_dtypes.
@@ -40,9 +42,11 @@ def resolve_numpy_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 def cast_volume(volume: np.ndarray[Any, Any], dtype: DTypeLike) -> np.ndarray[Any, Any]:
     """Return ``volume`` in another dtype, with values out of range clipped, never wrapped.
 
-    To integers: values are clipped to the range of ``dtype`` (infinities too), fractions cut off
-    towards zero, NaN becomes 0, complex numbers lose their imaginary part (NumPy warns). To
-    everything else: as ``ndarray.astype`` does.
+    To integers, those of ml_dtypes too: values are clipped to the range of ``dtype`` (infinities
+    too), fractions cut off towards zero, NaN becomes 0, complex numbers lose their imaginary part
+    (NumPy warns). To everything else: as ``ndarray.astype`` does. Beyond the range of a float dtype
+    that is infinity or, where it has none (such as float8_e4m3fn), NaN, or where it has neither
+    (such as float4_e2m1fn), its largest value.
 
     Args:
         volume: array of any shape and layout; not changed.
@@ -50,17 +54,30 @@ def cast_volume(volume: np.ndarray[Any, Any], dtype: DTypeLike) -> np.ndarray[An
 
     Returns:
         ``volume`` itself when it has that dtype, else a new C-contiguous array of its shape.
+
+    Raises:
+        TypeError: ``volume`` is no array, or NumPy has no cast between the two dtypes.
+        ValueError: no dtype has this name.
+        ImportError: it is one of ml_dtypes', which is not installed.
     """
-    target = np.dtype(dtype)
+    if not isinstance(volume, (np.ndarray, np.generic)):
+        raise TypeError(
+            f"volume should be a numpy.ndarray, got {type(volume).__name__}; convert it with "
+            "numpy.asarray()"
+        )
+    target = decode_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
     if volume.dtype == target:
         return volume
-    if target.kind in "iu":
+    bounds = _integer_bounds(target)
+    if bounds is not None:
         if volume.dtype.kind == "c":
             volume = volume.astype(volume.real.dtype)
         elif is_extension(volume.dtype) or volume.dtype.char == "e":
             volume = volume.astype(np.float32)  # exact, and float16 is slow to compute with
+        elif volume.dtype.kind == "b":
+            volume = volume.view(np.uint8)  # True is beyond int1
         if volume.dtype.kind in "iuf":
-            return _to_integers(volume, target)
+            return _to_integers(volume, target, bounds)
     with np.errstate(over="ignore", invalid="ignore"):
         return volume.astype(target, order="C")
 
@@ -76,18 +93,26 @@ def move(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Non
         np.copyto(destination, cast_volume(source, destination.dtype))
 
 
-def is_extension(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype is one of ml_dtypes'."""
-    return dtype.type.__module__.partition(".")[0] == "ml_dtypes"
+def _integer_bounds(target: np.dtype[Any]) -> Any:
+    """The iinfo of an integer dtype, NumPy's or one of ml_dtypes'; None for all others."""
+    if target.kind in "iu":
+        return np.iinfo(target)
+    if is_extension(target) and target.type.__name__.startswith(("int", "uint")):
+        import ml_dtypes
+
+        iinfo: Any = ml_dtypes.iinfo
+        return iinfo(target.type)
+    return None
 
 
-def _to_integers(volume: np.ndarray[Any, Any], target: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _to_integers(
+    volume: np.ndarray[Any, Any], target: np.dtype[Any], bounds: Any
+) -> np.ndarray[Any, Any]:
     """Clip, cut, NaN to 0, block by block; a block within the range needs neither.
 
     The largest integer may not exist as a float (float32 rounds 2**31 - 1 up): such values are
     clipped to the next float below, then get the exact bound.
     """
-    bounds = np.iinfo(target)
     low, high = _range_within(volume.dtype, bounds)
     out: np.ndarray[Any, Any] = np.empty(volume.shape, target)
     with _blocks(volume, out) as blocks:
@@ -103,7 +128,7 @@ def _to_integers(volume: np.ndarray[Any, Any], target: np.dtype[Any]) -> np.ndar
     return out
 
 
-def _range_within(dtype: np.dtype[Any], bounds: np.iinfo[Any]) -> tuple[Any, Any]:
+def _range_within(dtype: np.dtype[Any], bounds: Any) -> tuple[Any, Any]:
     """The smallest and largest value of a dtype that are within integer bounds."""
     if dtype.kind != "f":
         source = np.iinfo(dtype)

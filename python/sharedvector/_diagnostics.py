@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import sys
@@ -14,6 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, SupportsIndex
 
 from sharedvector import _blocks, _core
+from sharedvector._arguments import integer
 
 if TYPE_CHECKING:
     from sharedvector.arrays import Swept
@@ -137,7 +137,7 @@ def diagnostics(
     """
     from sharedvector.arrays import sweep
 
-    where = os.fspath(directory or os.environ.get("SHAREDVECTOR_SHM_DIR") or "/dev/shm")
+    where = os.fsdecode(directory or os.environ.get("SHAREDVECTOR_SHM_DIR") or "/dev/shm")
     made = _blocks.made()
     attached = _blocks.attached()
     everything = [
@@ -230,11 +230,7 @@ def warn_above(limit_bytes: SupportsIndex | None, hook: Hook | None = None) -> N
         TypeError: limit_bytes is no integer, or hook cannot be called. Nothing was changed.
         ValueError: limit_bytes is negative. Nothing was changed.
     """
-    limit = None
-    if limit_bytes is not None:
-        limit = operator.index(limit_bytes)
-        if limit < 0:
-            raise ValueError(f"limit_bytes must not be negative; found {limit}")
+    limit = None if limit_bytes is None else integer("limit_bytes", limit_bytes, 0)
     if hook is not None and not callable(hook):
         raise TypeError(f"hook must be callable with a Diagnostics; found {hook!r}")
     with _watch.lock:

@@ -120,6 +120,7 @@ class _Feed(Generic[T]):
         with self._changed:
             if not self._stopped:
                 self._made.append(thing)
+                del thing  # before it can be taken: this frame may live on for a while
                 self._changed.notify_all()
 
     def _finish(self) -> None:

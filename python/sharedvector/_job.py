@@ -73,9 +73,8 @@ def write_parcel(file: IO[bytes], job: Job, loader: bytes, python_path: str | No
 
 
 def receive(parcel_fd: int) -> Job:
-    """In a child: take the job and the owner's settings over, and set up signals."""
+    """In a child: take the job and the owner's settings over; Ctrl-C is the owner's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
     # Mapped, not read: the file's offset is shared with the other children.
     with mmap.mmap(parcel_fd, 0, prot=mmap.PROT_READ) as content:
         head = json.loads(content.readline())

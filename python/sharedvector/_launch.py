@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import types
@@ -18,6 +19,10 @@ from sharedvector._job import REMEDY, Job, write_parcel
 from sharedvector.coordination import PoolSpawnError
 
 _MAIN_MODULES = ("__main__", "__mp_main__")
+_LEAVE_OUT = (
+    "leave what cannot be pickled (an open file, a lock, a connection) out by __getstate__, and "
+    "make it when the loader is first called"
+)
 
 # Workers share the processors among themselves: libraries should not start threads of their own.
 _THREAD_LIMITS = (
@@ -53,19 +58,21 @@ def pack_loader(loader: object) -> bytes:
     pickler = _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
     try:
         pickler.dump(loader)
+    except (pickle.PicklingError, AttributeError) as error:  # no module has it: a lambda, a closure
+        return _pack_by_value(loader, f"{type(error).__name__}: {error}", REMEDY)
     except Exception as error:
-        return _pack_by_value(loader, f"{type(error).__name__}: {error}")
+        return _pack_by_value(loader, f"{type(error).__name__}: {error}", _LEAVE_OUT)
     if pickler.of_main is not None:
-        return _pack_by_value(loader, f"{pickler.of_main} is defined in the main program")
+        return _pack_by_value(loader, f"{pickler.of_main} is defined in the main program", REMEDY)
     return buffer.getvalue()
 
 
-def _pack_by_value(loader: object, why: str) -> bytes:
-    refusal = f"the loader cannot be sent to the producer processes ({why}); {REMEDY}"
+def _pack_by_value(loader: object, why: str, remedy: str) -> bytes:
+    refusal = f"the loader cannot be sent to the producer processes ({why})"
     try:
         import cloudpickle
     except ImportError:
-        raise PoolSpawnError(refusal) from None
+        raise PoolSpawnError(f"{refusal}; {remedy}") from None
     # A child of multiprocessing's spawn has its main module under a second name.
     spawned = sys.modules.get("__mp_main__")
     if spawned is not None:
@@ -73,7 +80,7 @@ def _pack_by_value(loader: object, why: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(loader))
     except Exception as error:
-        raise PoolSpawnError(f"{refusal} (cloudpickle: {error})") from error
+        raise PoolSpawnError(f"{refusal} (cloudpickle: {error}); {_LEAVE_OUT}") from error
     finally:
         if spawned is not None:
             cloudpickle.unregister_pickle_by_value(spawned)
@@ -113,14 +120,19 @@ def start_supervisor(parcel_fd: int, owner_fd: int, report_fd: int) -> subproces
     # The whole path, as the package (or NumPy) may come from an entry that was added by hand.
     path = os.pathsep.join(os.path.abspath(p) for p in sys.path if os.pathsep not in p)
     descriptors = (parcel_fd, owner_fd, report_fd)
-    return subprocess.Popen(
-        [sys.executable, "-S", "-P", _supervisor.__file__, *map(str, descriptors)],
-        stdin=subprocess.DEVNULL,
-        stdout=_standard_error(),
-        env={**dict.fromkeys(_THREAD_LIMITS, "1"), **os.environ, "PYTHONPATH": path},
-        pass_fds=[fd for fd in descriptors if fd >= 0],
-        start_new_session=True,
-    )
+    # Inherited: a SIGTERM to all that runs here must not end it before it can bury its owner.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-S", "-P", _supervisor.__file__, *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            stdout=_standard_error(),
+            env={**dict.fromkeys(_THREAD_LIMITS, "1"), **os.environ, "PYTHONPATH": path},
+            pass_fds=[fd for fd in descriptors if fd >= 0],
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _standard_error() -> int:

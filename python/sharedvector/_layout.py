@@ -66,7 +66,7 @@ class Layout:
 
     def __len__(self) -> int:
         if not self._shape:
-            raise TypeError("len() of an array without axes")
+            raise TypeError("len() of an array without axes; its one element is handle[()]")
         return self._shape[0]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sharedvector import _core
-from sharedvector._arguments import integer, seconds
+from sharedvector._arguments import duration, integer
 from sharedvector.loaders import resolve_numpy_dtype
 from sharedvector.producer import optional
 
@@ -29,13 +31,58 @@ def check_loader(loader: Any) -> None:
         )
 
 
+def _count(what: str, value: Any) -> int:
+    return integer(what, value, 1)
+
+
+def _kind(what: str, value: Any) -> str:
+    if value not in PRODUCER_KINDS:
+        raise ValueError(f"{what} should be one of {PRODUCER_KINDS}, got {value!r}")
+    return str(value)
+
+
+def _dtype(what: str, value: Any) -> Any:
+    resolve_numpy_dtype(value)
+    return value
+
+
+_RULES: dict[str, Callable[[str, Any], Any]] = {
+    "source_size": _count,
+    "slot_count": _count,
+    "chunk_size": _count,
+    "num_producers": _count,
+    "spare_buffers": _count,
+    "sleep_seconds": duration,
+    "producer_join_timeout": duration,
+    "join_timeout": lambda what, value: duration(f"producer_{what}", value),
+    "producer_kind": _kind,
+    "dtype": _dtype,
+}
+
+
+def settle(made: Any) -> None:
+    """Check the fields of a dataclass that says how to feed a pool, and make its numbers plain.
+
+    None stays where it is the default.
+
+    Raises:
+        ValueError: a value that no pool can have.
+        TypeError: ``loader`` is none, a count is no integer, or a time no number.
+    """
+    check_loader(made.loader)
+    for field in dataclasses.fields(made):
+        value = getattr(made, field.name)
+        if field.name in _RULES and not (value is None and field.default is None):
+            object.__setattr__(made, field.name, _RULES[field.name](field.name, value))
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a pool is made of and how it is fed.
 
     Raises:
         ValueError: a value that no pool can have, or a bad ``buffers_at_once`` of the loader.
-        TypeError: ``loader`` is none, or a count is no integer.
+        TypeError: ``loader`` is none, a count is no integer, or a time no number.
     """
 
     loader: Loader
@@ -51,26 +98,14 @@ class Plan:
     producer_kind: str = "auto"
 
     def __post_init__(self) -> None:
-        check_loader(self.loader)
-        for field in ("num_producers", "source_size", "slot_count", "chunk_size"):
-            if integer(field, getattr(self, field)) < 1:
-                raise ValueError(f"{field} should be at least 1, got {getattr(self, field)}")
-        for field in ("sleep_seconds", "join_timeout"):
-            value = seconds(field, getattr(self, field))
-            if value == float("inf"):
-                raise ValueError(f"{field} should be a finite number of seconds, got {value}")
-        if self.spare_buffers is not None and integer("spare_buffers", self.spare_buffers) < 1:
-            raise ValueError(f"spare_buffers should be at least 1, got {self.spare_buffers}")
-        if self.producer_kind not in PRODUCER_KINDS:
-            raise ValueError(
-                f"producer_kind should be one of {PRODUCER_KINDS}, got {self.producer_kind!r}"
-            )
-        at_once = self.buffers_at_once
-        if not isinstance(at_once, int) or at_once < 1:
+        settle(self)
+        at_once = optional(self.loader, "buffers_at_once", 1)
+        try:
+            integer("buffers_at_once", at_once, 1)
+        except (TypeError, ValueError):
             raise ValueError(
                 f"the loader's buffers_at_once should be an integer from 1 on, got {at_once!r}"
-            )
-        resolve_numpy_dtype(self.dtype)
+            ) from None
 
     @property
     def workers(self) -> int:
@@ -88,8 +123,7 @@ class Plan:
     @property
     def buffers_at_once(self) -> int:
         """How many buffers a worker fills at the same time, as the loader says."""
-        at_once: int = optional(self.loader, "buffers_at_once", 1)
-        return at_once
+        return integer("buffers_at_once", optional(self.loader, "buffers_at_once", 1))
 
     @property
     def spares(self) -> int:

@@ -49,7 +49,7 @@ class PoolTasks:
         self._submitted = 0
         self._outcomes: dict[int, tuple[bool, Any]] = {}
         self._seen: set[Any] = set(pool._pool)
-        self._lost_at: float | None = None
+        self._since: dict[str, float] = {}
         self._quit_at: float | None = None
         self._news = time.monotonic()
         self._board = _make_board(in_this_process(pool), count + 1)
@@ -88,17 +88,25 @@ class PoolTasks:
             self._break("its thread for results ended: a result could not be unpickled")
         living = _numbers(current)
         gone = [ended for runner, ended in self._begun() if runner not in living]
-        if living and not gone:
-            self._lost_at = None
-        elif self._lost_at is None:
-            self._lost_at = now
-        # A worker may end behind its task, and callbacks of others hold up the thread for results.
-        elif now > self._lost_at + (_QUIET if living and all(gone) else _RESULT_ON_ITS_WAY):
+        # A worker may begin a task before the pool lists it.
+        lost = self._lasts("lost", not all(gone), _RESULT_ON_ITS_WAY)
+        # One may end behind its task, and callbacks of others hold up the thread for results. It
+        # may take as long to replace all workers at once, on a busy machine.
+        late = self._lasts("late", bool(gone) or not living, _QUIET)
+        if lost or late:
             self._break("a worker ended in the middle of a task" if living else "no worker is left")
         if now > self._news + _QUIET:
             self._news = now
             if _stands_still(pool):
                 self._break("a worker that was killed earlier held one of its queues")
+
+    def _lasts(self, what: str, true: bool, seconds: float) -> bool:
+        """Whether it was true at each look for so long."""
+        if not true:
+            self._since.pop(what, None)
+            return False
+        now = time.monotonic()
+        return now > self._since.setdefault(what, now) + seconds
 
     @staticmethod
     def _break(why: str) -> None:

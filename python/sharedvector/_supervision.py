@@ -30,6 +30,7 @@ _RECOVER_EVERY = 2.0
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 _ORPHAN_LIMIT = 5.0  # seconds that workers get when the owner is dead
+_DYING_LIMIT = 5.0  # seconds to wait for the owner's end when both may have got one signal
 _FATAL_LIMIT = 5.0  # seconds to wait for room in the owner's pipe for the last word
 
 
@@ -59,7 +60,10 @@ class Place:
     def ended(self) -> int | None:
         """Exit status of the process, negative for a signal; None while it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
+        if not pid:
+            return None
+        self.pid = 0  # it may be another's from now on
+        return os.waitstatus_to_exitcode(status)
 
     def postpone(self) -> None:
         """Set when to start again: soon after a useful run, later and later after others."""
@@ -119,6 +123,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
 
     def run(self) -> int:
         """Work until told to stop, until the owner is gone, or until a bootstrap is hopeless."""
@@ -133,6 +138,8 @@ class Supervisor:
                 self._tell_owner({"event": "fatal", "error": fatal})
                 status = EXIT_FATAL
         self._end_workers(self._job.join_timeout)
+        if self._stopping and not self._owner_buried:
+            self._outlive_owner(_DYING_LIMIT)
         return status
 
     def _work(self) -> str | None:
@@ -242,6 +249,28 @@ class Supervisor:
             self.log().warning("a producer worker did not end in time and is killed")
             os.kill(place.pid, signal.SIGKILL)
             os.waitpid(place.pid, 0)
+
+    def _outlive_owner(self, limit: float) -> None:
+        """Bury the owner if it dies now.
+
+        SIGTERM may have gone to everything that runs here. Then the owner dies of it as well, maybe
+        a little later, and nobody else would remove its files. Who closes a pool has done that, and
+        said so, before it tells us to stop.
+        """
+        if not os.path.exists(os.path.join(self._job.directory, self._job.name)):
+            return  # and without having to attach
+        from sharedvector import _core
+
+        deadline = time.monotonic() + limit
+        with contextlib.suppress(_StaleError):
+            while self._pool().retired_get() != _core.RETIRED_CLOSED:
+                left = deadline - time.monotonic()
+                if self._owner_gone():
+                    self._bury_owner()
+                if self._owner_buried or left <= 0:
+                    break
+                self._wait(min(left, _TICK))
+                self._read_events()
 
     def _recover(self) -> None:
         now = time.monotonic()

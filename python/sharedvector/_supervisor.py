@@ -27,7 +27,8 @@ def start_worker(first: int, parcel_fd: int, events_fd: int) -> int:
     """
     arguments = map(str, (parcel_fd, events_fd, first, os.getpid()))
     command = [sys.executable, "-P", "-c", _CODE, *arguments]
-    return os.posix_spawn(sys.executable, command, _ENVIRONMENT)
+    # This process starts with SIGTERM blocked, and the owner may block what it likes.
+    return os.posix_spawn(sys.executable, command, _ENVIRONMENT, setsigmask=())
 
 
 def main() -> None:

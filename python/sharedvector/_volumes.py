@@ -13,6 +13,7 @@ from typing import Any
 __all__ = [
     "METADATA_FILES",
     "UNREADABLE",
+    "as_path",
     "as_root",
     "check_directory",
     "choose_volumes",
@@ -25,6 +26,7 @@ __all__ = [
 _log = logging.getLogger("sharedvector")
 
 _SHOWN = 5  # names in one message
+_FILE = "file://"
 
 # Files that tell what a directory is, in the order of `_describe`.
 UNREADABLE = "unreadable metadata"
@@ -38,16 +40,41 @@ def as_root(directory: Path | str) -> Path | str:
 
     ValueError for a ``file://`` URL with the name of a host.
     """
-    if isinstance(directory, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(//|:)", directory):
-        if not directory.startswith("file://"):
-            return directory.rstrip("/")
-        from urllib.parse import unquote, urlsplit
+    if _scheme(directory) not in ("", _FILE):
+        return str(directory).rstrip("/")
+    return Path(os.path.abspath(as_path("directory", directory)))
 
-        parts = urlsplit(directory)
-        if parts.netloc not in ("", "localhost"):
-            raise ValueError(f"{directory} is on another host; mount it, and give its path here")
-        directory = unquote(parts.path)
-    return Path(os.path.abspath(directory))
+
+def as_path(what: str, place: Path | str) -> Path:
+    """Return the absolute path of what has to be on this machine: a path, or a ``file://`` URL.
+
+    Args:
+        what: name of the argument, for the message.
+        place: the escapes of a URL (``%20``) are taken out of it; ``?`` and ``#`` are as in paths.
+
+    Raises:
+        FileNotFoundError: a URL of another kind.
+        ValueError: a ``file://`` URL with the name of a host.
+    """
+    scheme = _scheme(place)
+    if not scheme:
+        return Path(place).absolute()
+    if scheme != _FILE:
+        raise FileNotFoundError(
+            f"{what} should be a path or a file:// URL, got {place}; copy it to this machine"
+        )
+    from urllib.parse import unquote_to_bytes
+
+    host, _, path = str(place)[len(_FILE) :].partition("/")
+    if host.lower() not in ("", "localhost"):
+        raise ValueError(f"{place} is on another host; mount it, and give its path here")
+    return Path(os.fsdecode(unquote_to_bytes(f"/{path}")))
+
+
+def _scheme(place: Path | str) -> str:
+    """What a URL begins with, such as "s3://" or "simplecache::"; "" for a path."""
+    found = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(//|:)", place) if isinstance(place, str) else None
+    return found[0].lower() if found else ""
 
 
 def is_local(root: Path | str) -> bool:

@@ -229,6 +229,7 @@ class TensorStoreSource:
         if self._dtype.hasobject:
             raise ValueError(f"its dtype {self._array.dtype} has no fixed size")
         chunk = self._array.chunk_layout.read_chunk.shape
+        self._chunk = chunk[0] if chunk else 1
         self._scratch = scratch
         remote = isinstance(location, str)
         self.rows = rows_of(self.shape, tuple(chunk), step or self.shape[0], remote) if chunk else 1
@@ -239,7 +240,9 @@ class TensorStoreSource:
     def read(self, parts: list[Part]) -> None:
         """See `Source`."""
         begin, end = parts[0].start, parts[-1].stop
-        if self._dtype == parts[0].view.dtype:
+        # Parts are read side by side: two that share a chunk may each fetch and decode it.
+        apart = all(part.stop % self._chunk == 0 for part in parts[:-1])
+        if apart and self._dtype == parts[0].view.dtype:
             views = [part.view for part in parts]
         else:
             views = [_block(self._scratch, (end - begin, *self.shape[1:]), self._dtype)]

@@ -7,7 +7,7 @@ process that made a block removes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from os import PathLike
 from types import TracebackType
@@ -59,7 +59,9 @@ class SharedArray(_layout.Layout):
     The process that made the block may write to it. Those who receive the handle get read-only
     arrays, unless it was made with ``writable=True`` or by :func:`split`. Nothing orders what
     several processes write to one place at once. A handle is no array: it has no arithmetic, and
-    two are equal only when they are one object; ``handle.array`` is the array.
+    two are equal only when they are one object; ``handle.array`` is the array. ``len()``,
+    ``bool()`` and iteration are as NumPy's. ``copy.copy`` and ``copy.deepcopy`` give a further
+    handle on the same memory, whose ``close()`` removes nothing; :func:`share` copies the data.
 
     The block is removed when the handle that made it is closed, leaves its ``with`` statement, or
     is dropped together with all its parts; also when the interpreter exits, and when SIGTERM or
@@ -125,7 +127,8 @@ class SharedArray(_layout.Layout):
 
         Raises:
             ValueError: shape, dtype, prefix or mode cannot be used.
-            OSError: the memory cannot be reserved (errno ENOSPC), or the system refuses.
+            OSError: the memory cannot be reserved (errno ENOSPC), a block cannot be that large
+                (EFBIG), or the system refuses.
         """
         found = as_dtype(dtype)
         lengths = _layout.shape_of(shape)
@@ -165,8 +168,16 @@ class SharedArray(_layout.Layout):
         """Whether this handle, or its block, was closed in this process."""
         return self._closed or self._block.closed
 
+    def __bool__(self) -> bool:
+        return bool(self.array)
+
     def __contains__(self, value: Any) -> bool:
         return value in self.array
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._shape:
+            raise TypeError("iteration over an array without axes; its one element is handle[()]")
+        return map(self.__getitem__, range(len(self)))
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "writable" if self.writable else "read-only"
@@ -263,6 +274,8 @@ class SharedArray(_layout.Layout):
     def close(self, strict: bool = False) -> None:
         """Close the handle; for the one that made the block, remove the block. Repeatable.
 
+        Threads may call it at once: it returns when the block is removed, whoever removes it.
+
         Arrays that are alive stay valid; ``array`` of this handle, and of its parts once the block
         is removed, is a ValueError from then on.
 
@@ -274,10 +287,10 @@ class SharedArray(_layout.Layout):
             BufferError: ``strict``, and there are some. Nothing was done.
             OSError: the file cannot be removed.
         """
-        if strict and not self.closed:
-            self._block.require_unused()
         if self._root and self._block.made_here:
-            self._block.close()
+            self._block.close(strict)
+        elif strict and not self.closed:
+            self._block.require_unused()
         self._closed = True
 
     def __enter__(self) -> Self:
@@ -292,6 +305,15 @@ class SharedArray(_layout.Layout):
         tb: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __copy__(self) -> Self:
+        """A further handle on the same memory. ValueError when this one is closed."""
+        self._require_open()
+        facts = (self._dtype, self._shape, self._strides, self._offset, self._writable, self._mode)
+        return self._make(self._block, *facts)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self.__copy__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as name and bounds. ValueError when the handle is closed."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from sharedvector._arguments import level_number
 from sharedvector._plan import PRODUCER_KINDS
 from sharedvector.coordination import PoolBusyError, PoolSpawnError
 from sharedvector.service import ProducerService
@@ -82,9 +83,11 @@ def producer_main(argv: Sequence[str] | None = None) -> int:
         told in one line on standard error.
     """
     options = _producer_parser().parse_args(argv)
-    level = logging.getLevelNamesMapping().get(options.log_level.upper())
-    if level is None:
-        return _failed(f"unknown --log-level {options.log_level!r}; try INFO or WARNING")
+    text = options.log_level
+    try:
+        level = level_number("--log-level", int(text) if text.isdecimal() else text)
+    except ValueError as error:
+        return _failed(str(error))
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # A loader given by name may lie beside the job script.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
@@ -175,7 +178,7 @@ def _producer_parser() -> argparse.ArgumentParser:
     add("--loader-args", help="its keyword arguments, as a JSON object")
     add("--source-size", type=int, help="number of sources, if not the loader's length")
     add("--lock-dir", help="directory of the lock and the ready marker, if not /dev/shm")
-    add("--log-level", default="INFO", help="DEBUG, INFO, WARNING, ERROR")
+    add("--log-level", default="INFO", help="DEBUG, INFO, WARNING, ERROR, or a number")
     add("--spare-buffers", type=int, help="buffers beyond the slots, if not one per worker")
     add(
         "--producer-kind", default="auto", choices=PRODUCER_KINDS,

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from sharedvector import _core
-from sharedvector._arguments import seconds
+from sharedvector._owner_lock import OwnerLock
 from sharedvector._progress import Waiting
 from sharedvector.vector import FormatError, InUseError, PoolStalledError, SharedVector
 
@@ -43,7 +42,6 @@ __all__ = [
 DEFAULT_LOCK_DIR = Path("/dev/shm")
 LOCK_DIR_ENV = "SHAREDVECTOR_LOCK_DIR"
 _SHM_DIR_ENV = "SHAREDVECTOR_SHM_DIR"
-_SHORTEST_POLL = 0.001  # seconds
 
 PoolBusyError = _core.PoolBusyError
 
@@ -68,7 +66,8 @@ class PoolPaths:
 
     Args:
         name: the pool's name.
-        lock_dir: directory of the lock and the ready marker.
+        lock_dir: directory of the lock and the ready marker. A relative one is taken from the
+            working directory of this moment.
 
     Raises:
         ValueError: a bad name (see `validate_name`).
@@ -79,17 +78,24 @@ class PoolPaths:
 
     def __post_init__(self) -> None:
         validate_name(self.name)
-        object.__setattr__(self, "lock_dir", Path(self.lock_dir))
+        object.__setattr__(self, "lock_dir", Path(self.lock_dir).absolute())
 
     @classmethod
     def for_name(cls, name: str, lock_dir: Path | str | None = None) -> PoolPaths:
         """Paths of the pool ``name``; None takes ``$SHAREDVECTOR_LOCK_DIR``, else /dev/shm.
 
-        A relative ``lock_dir`` is taken from the working directory of this moment.
+        Raises:
+            ValueError: a bad name, or ``$SHAREDVECTOR_LOCK_DIR`` is needed and relative: processes
+                that start in different directories would each own the pool.
         """
         if lock_dir is None:
-            lock_dir = os.environ.get(LOCK_DIR_ENV) or DEFAULT_LOCK_DIR
-        return cls(name, Path(lock_dir).absolute())
+            lock_dir = Path(os.environ.get(LOCK_DIR_ENV) or DEFAULT_LOCK_DIR)
+            if not lock_dir.is_absolute():
+                raise ValueError(
+                    f"{LOCK_DIR_ENV} is {str(lock_dir)!r}, another place for each working "
+                    "directory; give an absolute path"
+                )
+        return cls(name, Path(lock_dir))
 
     @property
     def lock(self) -> Path:
@@ -105,89 +111,6 @@ class PoolPaths:
     def segment(self) -> Path:
         """The shared memory itself."""
         return Path(os.environ.get(_SHM_DIR_ENV) or "/dev/shm") / self.name
-
-
-class OwnerLock:
-    """The lock that makes this process the owner of a pool, until `release` or its death.
-
-    It belongs to the process that took it: a forked child holds nothing and releases nothing.
-
-    Args:
-        paths: of the pool.
-        fd: a descriptor on ``paths.lock`` that is flock-ed already; it is closed.
-        generation: token of this reign.
-
-    Raises:
-        OSError, ValueError: the descriptor is not such a lock.
-    """
-
-    def __init__(self, paths: PoolPaths, fd: int, generation: str) -> None:
-        self._adopt(paths, _core.Owner(paths.name, _fixed(paths), generation, fd=fd))
-
-    def _adopt(self, paths: PoolPaths, owner: _core.Owner) -> None:
-        self._paths = paths
-        self._owner = owner
-        self._generation = owner.generation
-
-    @classmethod
-    def try_acquire(
-        cls,
-        paths: PoolPaths,
-        grace: float = 1.0,
-        poll: float = 0.05,
-        generation: str | None = None,
-    ) -> OwnerLock | None:
-        """Become the owner, or return None when another process still is after ``grace`` seconds.
-
-        Args:
-            paths: of the pool; ``lock_dir`` is made when it is missing.
-            grace: seconds to go on trying; 0 tries once.
-            poll: seconds between two tries.
-            generation: token of the reign; None draws a new one.
-
-        Raises:
-            OSError: the lock file cannot be made.
-        """
-        deadline = time.monotonic() + seconds("grace", grace)
-        paths.lock_dir.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                owner = _core.Owner(paths.name, _fixed(paths), generation)
-            except PoolBusyError:
-                if time.monotonic() >= deadline:
-                    return None
-                time.sleep(max(poll, _SHORTEST_POLL))
-                continue
-            lock = cls.__new__(cls)
-            lock._adopt(paths, owner)
-            return lock
-
-    @property
-    def held(self) -> bool:
-        """Whether this process is the owner through this object."""
-        return self._owner.held
-
-    @property
-    def generation(self) -> str:
-        """Token of this reign."""
-        return self._generation
-
-    def write_ready(self) -> None:
-        """Say that the pool is filled. OSError when the marker cannot be written."""
-        self._owner.write_ready()
-
-    def clear_ready(self) -> None:
-        """Take the marker back, whichever reign it is from; a missing one is no error."""
-        self._owner.clear_ready()
-
-    def release(self) -> None:
-        """Remove the lock file and stop being the owner. Harmless when not held."""
-        self._owner.release()
-
-
-def _fixed(paths: PoolPaths) -> str:
-    """The directory of a lock, which must be found again after a change of working directory."""
-    return str(paths.lock_dir.absolute())
 
 
 class ReadyState(NamedTuple):

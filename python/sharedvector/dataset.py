@@ -25,7 +25,14 @@ except ModuleNotFoundError as _error:
     raise ImportError("SharedMemoryDataset needs: pip install 'sharedvector[torch]'") from _error
 
 from sharedvector import _batch
-from sharedvector._batch import BatchMemory, Layout, bytes_of, check_meta_key, shared_tensor
+from sharedvector._batch import (
+    BatchMemory,
+    Layout,
+    as_transforms,
+    bytes_of,
+    check_meta_key,
+    shared_tensor,
+)
 from sharedvector._collate import Batch
 
 if TYPE_CHECKING:
@@ -62,7 +69,7 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         slot_count: length of the dataset; the pool must have at least so many slots filled.
         ready_timeout: seconds to wait for the pool to become ready.
         poll_interval: seconds between two looks while waiting.
-        transforms: called one after the other, each with what the one before returned.
+        transforms: called one after the other, each with what the one before returned; None: none.
         meta_key: key of the metadata in the item.
         strict: ready means that the present owner has said so; otherwise filled slots are enough.
         lock_dir: directory of the coordination files; None as in `ensure_pool`.
@@ -72,7 +79,8 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         PoolStalledError: the pool is filled, but its living owner has given its producer up.
         ValueError: a bad name, time, ``slot_count`` or ``meta_key``, or a pool dtype that torch
             does not have.
-        TypeError: ``slot_count`` is no integer, or one of ``transforms`` cannot be called.
+        TypeError: ``slot_count`` is no integer, ``transforms`` is no sequence, or one of them
+            cannot be called.
     """
 
     def __init__(
@@ -81,7 +89,7 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         slot_count: int,
         ready_timeout: float = 60.0,
         poll_interval: float = 0.1,
-        transforms: Sequence[Transform] = (),
+        transforms: Sequence[Transform] | None = (),
         meta_key: str = "spacing",
         strict: bool = True,
         lock_dir: Path | str | None = None,
@@ -94,17 +102,11 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         self._slot_count = slot_count
         self._ready_timeout = seconds("ready_timeout", ready_timeout)
         self._poll_interval = seconds("poll_interval", poll_interval)
-        self._transforms = tuple(transforms)
-        for place, transform in enumerate(self._transforms):
-            if not callable(transform):
-                raise TypeError(
-                    f"transforms[{place}] should be a callable that takes an item and returns "
-                    f"one, got {transform!r}"
-                )
+        self._transforms = as_transforms(transforms, "an item")
         self._meta_key = meta_key
         self._strict = strict
         self._memory = BatchMemory(keep=2)
-        self._attached: _Attached | None = self._attach()
+        self._attached: _Attached | None = self._attach(self._ready_timeout)
 
     @classmethod
     def from_pool(cls, handle: PoolHandle, **kwargs: Any) -> SharedMemoryDataset:
@@ -177,9 +179,17 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         ]
 
     def stats(self) -> PoolStats:
-        """Return the pool's statistics, as `collect_stats` does."""
+        """Return the pool's statistics, as `collect_stats` does.
+
+        An unpickled copy that has given no item yet looks once whether the pool is ready: numbers
+        for a log are nothing to wait for.
+
+        Raises:
+            TimeoutError: (such a copy) it is not; the message has the reason.
+            PoolStalledError: (such a copy) the pool's owner has given its producer up.
+        """
         if self._attached is None:
-            self._attached = self._attach()
+            self._attached = self._attach(0.0)
         return collect_stats(self._attached.vector)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,7 +199,7 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
     def _usable(self) -> _Attached:
         attached = self._attached
         if attached is None:
-            attached = self._attached = self._attach()
+            attached = self._attached = self._attach(self._ready_timeout)
         if attached.vector.retired:
             raise PoolStalledError(
                 f"pool {self.name!r} is not refreshed any more: {attached.vector.retired_reason}; "
@@ -213,8 +223,8 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
             item = transform(item)
         return item
 
-    def _attach(self) -> _Attached:
-        deadline = time.monotonic() + self._ready_timeout
+    def _attach(self, timeout: float) -> _Attached:
+        deadline = time.monotonic() + timeout
         found = coordination.wait_and_look(
             self._paths, self._slot_count, deadline, self._poll_interval, self._strict
         )

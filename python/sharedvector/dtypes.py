@@ -30,7 +30,7 @@ def as_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     else:
         try:
             found = np.dtype(dtype)
-        except TypeError as error:
+        except (OverflowError, SyntaxError, TypeError) as error:
             raise ValueError(f"not a dtype: {dtype!r}") from error
     _check(found)
     return found
@@ -40,13 +40,16 @@ def encode_dtype(dtype: np.dtype[Any]) -> str:
     """Return the text that stands for ``dtype``; equal dtypes give equal texts.
 
     A plain name for native numbers, booleans and dates ("float32", "datetime64[ns]") and for the
-    types of ml_dtypes ("bfloat16", ">bfloat16"); NumPy's short form otherwise (">i2", "|S5"); a
-    Python literal for structured dtypes.
+    types of ml_dtypes ("bfloat16"); NumPy's short form otherwise (">i2", "|S5"); a Python literal
+    for structured dtypes.
 
     Raises:
+        TypeError: it is no numpy.dtype.
         ValueError: the dtype holds objects or has no fixed size, is a subarray, has field titles,
-            or its text is longer than 255 bytes.
+            its text is longer than 255 bytes, or it has a type of ml_dtypes in swapped byte order.
     """
+    if not isinstance(dtype, np.dtype):
+        raise TypeError(f"dtype should be a numpy.dtype, got {dtype!r}; make one by numpy.dtype()")
     _check(dtype)
     spelled = _spell(dtype)
     text = spelled if isinstance(spelled, str) else _compact(spelled)
@@ -63,13 +66,16 @@ def decode_dtype(text: str) -> np.dtype[Any]:
     """Return the dtype that ``text`` stands for.
 
     Raises:
+        TypeError: it is no text.
         ValueError: no dtype has this text.
         ImportError: the dtype comes from ml_dtypes, which is not installed.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text should be a str, got {text!r}; as_dtype() takes other dtypes")
     if text[:1] in ("[", "{"):
         try:
             return _build(ast.literal_eval(text))
-        except (IndexError, KeyError, SyntaxError, TypeError) as error:
+        except (IndexError, KeyError, OverflowError, SyntaxError, TypeError) as error:
             raise ValueError(f"not a dtype: {text!r}") from error
     return _decode_name(text)
 
@@ -79,11 +85,7 @@ def _decode_name(text: str) -> np.dtype[Any]:
     """The dtype of a name or of NumPy's short form; nobody can change one of these."""
     try:
         return np.dtype(text)
-    except (TypeError, ValueError):
-        if text[:1] == "<":
-            return _extension_dtype(text[1:]).newbyteorder("<")
-        if text[:1] == ">":
-            return _extension_dtype(text[1:]).newbyteorder(">")
+    except (SyntaxError, TypeError, ValueError):  # SyntaxError: "f4,(2"
         return _extension_dtype(text)
 
 
@@ -94,6 +96,29 @@ def _check(dtype: np.dtype[Any]) -> None:
         raise ValueError(f"dtype {dtype} is a subarray: give the base dtype and a longer shape")
     if dtype.itemsize == 0:
         raise ValueError(f"dtype {dtype} has no size: give one, as in 'S8' or 'U8'")
+    _check_order(dtype)
+
+
+def _check_order(dtype: np.dtype[Any]) -> None:
+    """Refuse a type of ml_dtypes in swapped byte order: its values are misread, all but astype().
+
+    Looks at each field by itself, as isnative overlooks a subarray.
+    """
+    if dtype.subdtype is not None:
+        _check_order(dtype.subdtype[0])
+    elif dtype.fields is not None:
+        for field in dtype.fields.values():
+            _check_order(field[0])
+    elif is_extension(dtype) and not dtype.isnative:
+        raise ValueError(
+            f"{dtype.type.__name__} should have this machine's byte order, got the other one, in "
+            "which NumPy and ml_dtypes misread it; use dtype.newbyteorder('=')"
+        )
+
+
+def is_extension(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype is one of ml_dtypes'."""
+    return dtype.type.__module__.partition(".")[0] == "ml_dtypes"
 
 
 def _compact(value: Any) -> str:
@@ -114,10 +139,7 @@ def _spell(dtype: np.dtype[Any]) -> Any:
         return (_spell(base), shape)
     if dtype.names is not None:
         return _spell_fields(dtype, dtype.names)
-    if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
-        native = dtype.isnative or dtype.itemsize == 1
-        return dtype.name if native else f"{dtype.byteorder}{dtype.name}"
-    if dtype.isnative and dtype.kind in _NAMED_KINDS:
+    if is_extension(dtype) or (dtype.isnative and dtype.kind in _NAMED_KINDS):
         return dtype.name
     return dtype.str
 

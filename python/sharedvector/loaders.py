@@ -12,13 +12,13 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 
 from sharedvector._arguments import integer
 from sharedvector._cast import cast_volume, is_extension, resolve_numpy_dtype
-from sharedvector._volumes import as_root, check_directory, find_volumes, shorten
+from sharedvector._volumes import as_path, as_root, check_directory, find_volumes, shorten
 from sharedvector._zarr_open import ENGINES, Opener
 from sharedvector._zarr_plan import Allocate, Cut
 from sharedvector.spacing import read_spacings
@@ -84,7 +84,7 @@ class NumpyLoader:
     """One chunk per ``.npy`` file of a directory, in order of their names.
 
     Args:
-        directory: where the files are.
+        directory: where the files are, a path or a ``file://`` URL.
         pattern: which files, as for `pathlib.Path.glob`. Directories that match are left out.
         dtype: the dtype of the chunks; other files are cast by `cast_volume`.
 
@@ -97,7 +97,7 @@ class NumpyLoader:
         self, directory: Path | str, pattern: str = "*.npy", dtype: str = "float32"
     ) -> None:
         self._dtype = resolve_numpy_dtype(dtype)
-        root = Path(os.path.abspath(directory))
+        root = as_path("directory", directory)
         check_directory(root, "arrays")
         self._paths = [path for path in sorted(root.glob(pattern)) if path.is_file()]
         if not self._paths:
@@ -117,7 +117,7 @@ class NumpyLoader:
             IndexError: no such source.
             OSError, ValueError: the file cannot be read as an array; the message names it.
         """
-        path = self._paths[source_index]
+        path = self._paths[_place(source_index, len(self))]
         try:
             array = np.load(path, allow_pickle=False)
         except Exception as error:
@@ -160,8 +160,9 @@ class ZarrLoader:
         directory: where the volumes are: a directory, a ``.zip`` file, or a URL that fsspec or
             obstore reads. A URL that cannot be listed needs a group with consolidated metadata.
         slices_per_chunk: slices in one slab; 0 takes the whole volume as one chunk.
-        spacing_file: JSON ``{volume name: [x, y, z]}`` as `write_spacing_manifest` writes it; each
-            chunk then carries (z, y, x), the order of the array's axes, as its metadata.
+        spacing_file: path or ``file://`` URL of JSON ``{volume name: [x, y, z]}`` as
+            `write_spacing_manifest` writes it; each chunk then carries (z, y, x), the order of the
+            array's axes, as its metadata.
         dtype: dtype of the chunks; other volumes are cast by `cast_volume`: into integers they
             are clipped, and NaN becomes 0.
         seed: see above.
@@ -208,9 +209,9 @@ class ZarrLoader:
         self._depths = tuple(_depth(metadata) for metadata in volumes.values())
         self._opener = Opener(self._root, self._slices, engine, missing, volumes)
         self._warn_of_thin_volumes()
-        self._spacings = (
-            None if spacing_file is None else read_spacings(Path(spacing_file), self._names)
-        )
+        self._spacings = None
+        if spacing_file is not None:
+            self._spacings = read_spacings(as_path("spacing_file", spacing_file), self._names)
         self._seed = seed
         self.worker_id = 0
         self.buffers_at_once = self._opener.buffers_at_once
@@ -253,8 +254,8 @@ class ZarrLoader:
             As `__call__`; IndexError at once, the others while iterating. A damaged chunk is never
             part of what was yielded.
         """
-        name = self._names[source_index]
-        return self._load(source_index, name, self._draw(), allocate)
+        source_index = _place(source_index, len(self))
+        return self._load(source_index, self._names[source_index], self._draw(), allocate)
 
     def _load(
         self, source_index: int, name: str, flip: bool, allocate: Allocate
@@ -288,8 +289,11 @@ class ZarrLoader:
 
     def explain_empty(self, source_index: int) -> str:
         """Return why a volume gives no chunk, for the message about a pool that stays empty."""
-        name, depth = self._names[source_index], self._depths[source_index]
-        return f"volume {name} has {depth} slices, slices_per_chunk={self._slices}"
+        place = _place(source_index, len(self))
+        return (
+            f"volume {self._names[place]} has {self._depths[place]} slices, "
+            f"slices_per_chunk={self._slices}"
+        )
 
     def _warn_of_thin_volumes(self) -> None:
         thin = [
@@ -319,6 +323,16 @@ class ZarrLoader:
             seed = None if self._seed is None else f"{self._seed}/{self.worker_id}"
             self._generator = (key, random.Random(seed))
         return self._generator[1].random() < 0.5
+
+
+def _place(source_index: SupportsIndex, count: int) -> int:
+    """The number of a source, 0 or more; negative ones count from the end, as in a list."""
+    place = integer("source_index", source_index)
+    if not -count <= place < count:
+        raise IndexError(
+            f"source {place} is out of range: there are {count}, from 0 to {count - 1}"
+        )
+    return place % count
 
 
 def _no_counts() -> dict[str, int]:

@@ -93,10 +93,16 @@ class DiagnosticsCollector:
         pools: handles, datasets or services; each pool once.
 
     Raises:
+        TypeError: one of them has no name and no statistics.
         ValueError: two of them have the same name.
     """
 
     def __init__(self, *pools: PoolSource) -> None:
+        for place, pool in enumerate(pools):
+            if not (isinstance(getattr(pool, "name", None), str) and hasattr(pool, "stats")):
+                raise TypeError(
+                    f"pools[{place}] should be a pool's handle, dataset or service, got {pool!r}"
+                )
         names = [pool.name for pool in pools]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -112,6 +118,8 @@ class DiagnosticsCollector:
 
 def exposition(found: Diagnostics) -> str:
     """One Diagnostics in Prometheus' text format."""
+    if not isinstance(found, Diagnostics):
+        raise TypeError(f"found should be a Diagnostics, got {found!r}; diagnostics() makes one")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(found))
     return generate_latest(registry).decode()

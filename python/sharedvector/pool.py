@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Generator
@@ -14,7 +13,8 @@ from typing import Any, Literal, Self, get_args
 
 from sharedvector._arguments import integer, seconds
 from sharedvector._election import check_wishes, elect, follow
-from sharedvector._plan import Plan, check_loader
+from sharedvector._plan import Plan, settle
+from sharedvector._registry import CLOSING_LIMIT, Registry, Turn
 from sharedvector._reign import Reign
 from sharedvector.coordination import (
     OwnerLock,
@@ -67,6 +67,10 @@ class ProducerSpec:
         producer_kind: "process": each worker is a process; "thread": all are threads of one, each
             with a loader of its own; "auto": threads if the loader says so by a true
             ``releases_gil``, else processes.
+
+    Raises:
+        ValueError: a value that no pool can have.
+        TypeError: ``loader`` is none, a count is no integer, or a time no number.
     """
 
     loader: Loader
@@ -80,8 +84,8 @@ class ProducerSpec:
     producer_kind: ProducerKind = "auto"
 
     def __post_init__(self) -> None:
-        """Raise TypeError when ``loader`` is none."""
-        check_loader(self.loader)
+        """Check every field."""
+        settle(self)
 
     def resolve_source_size(self) -> int:
         """Return ``source_size``, or the loader's length. TypeError when it has none."""
@@ -123,7 +127,7 @@ class PoolHandle:
         lock: the owner lock, to be released by `close`; None: a follower, or kept by
             ``supervisor``.
         supervisor: what keeps the pool alive in its owner.
-        join_timeout: not used; how long the end takes is the producer's setting.
+        join_timeout: seconds that `close` waits for another thread that is closing the pool.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class PoolHandle:
         generation: str | None,
         lock: OwnerLock | None = None,
         supervisor: Reign | None = None,
-        join_timeout: float = 15.0,
+        join_timeout: float = CLOSING_LIMIT,
     ) -> None:
         self._paths = paths
         self._slot_count = slot_count
@@ -143,6 +147,9 @@ class PoolHandle:
         self._vector: SharedVector | None = None  # kept from the first use on
         self._last_stats: PoolStats | None = None
         self._closed = False
+        self._turn = Turn()
+        self._turn_limit = join_timeout
+        self._blocks: int | None = None  # open pool() blocks; None: it was opened by none
 
     @property
     def name(self) -> str:
@@ -207,36 +214,45 @@ class PoolHandle:
         Raises:
             PoolGoneError: the pool is gone and this handle never saw it.
         """
-        if self._vector is None:
+        vector = self._vector
+        if vector is None:
             if self._last_stats is not None:
                 return self._last_stats
-            if self._closed:
-                return collect_stats(self.attach())
-            self._vector = self.attach()
-        return collect_stats(self._vector)
+            vector = self.attach()
+            if not self._closed:
+                self._vector = vector
+        return collect_stats(vector)
 
     def close(self) -> None:
         """Owner: stop the producer and remove the pool; those attached keep their data.
         Follower: forget it. Harmless when repeated; after an interrupt it goes on.
-        """
-        if not self._closed:
-            self._closed = True
-            if self._vector is not None:
-                with contextlib.suppress(Exception):  # a damaged pool has to be closed too
-                    self._last_stats = collect_stats(self._vector)
-                self._vector = None
-            _registry.forget(self)
-        # Called again too: it may have been interrupted.
-        if self._reign is not None:
-            self._reign.close()
-        elif self._lock is not None:
-            self._lock.release()
 
-    def _usable(self) -> bool:
-        """Whether a second `ensure_pool` may return this handle."""
-        if self._closed or self._vector is None:
-            return False
-        return not self._vector.retired
+        While another thread closes it, this waits until the pool is gone, at most as long as the
+        producer may take to end and some seconds.
+        """
+        self._close(self._turn_limit)
+
+    def _close(self, limit: float) -> None:
+        self._closed = True
+        with self._turn.take(limit):
+            try:
+                if self._vector is not None:
+                    with contextlib.suppress(Exception):  # a damaged pool has to be closed too
+                        self._last_stats = collect_stats(self._vector)
+                    self._vector = None
+                # Called again too: it may have been interrupted.
+                if self._reign is not None:
+                    self._reign.close()
+                elif self._lock is not None:
+                    self._lock.release()
+            finally:
+                # Not before: who asks for the pool meanwhile should not follow what is going.
+                _registry.forget(self)
+
+    def _usable(self) -> SharedVector | None:
+        """The segment, if a second `ensure_pool` may return this handle."""
+        vector = self._vector
+        return None if self._closed or vector is None or vector.retired else vector
 
     def __enter__(self) -> Self:
         """Return the handle."""
@@ -264,51 +280,7 @@ class PoolHandle:
         return f"PoolHandle(name={self.name!r}, slot_count={self.slot_count}, {part})"
 
 
-class _Registry:
-    """The open handles of this process: one per pool."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._mutex = threading.Lock()
-        self._handles: dict[tuple[str, str], PoolHandle] = {}
-        self._gates: dict[tuple[str, str], threading.Lock] = {}
-        self._inherited: set[tuple[str, str]] = set()
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    def _after_fork(self) -> None:
-        # A mutex may have been held by a thread that the child does not have. The handles stay
-        # with the parent; a child never becomes the owner of a pool that its parent uses.
-        self._mutex = threading.Lock()
-        self._inherited |= self._handles.keys()
-        self._inherited |= {key for key, gate in self._gates.items() if gate.locked()}
-        self._handles = {}
-        self._gates = {}
-
-    @staticmethod
-    def key(paths: PoolPaths) -> tuple[str, str]:
-        return paths.name, os.path.realpath(paths.lock_dir)
-
-    def gate(self, paths: PoolPaths) -> threading.Lock:
-        """The lock under which this process elects, one thread at a time and pool."""
-        with self._mutex:
-            return self._gates.setdefault(self.key(paths), threading.Lock())
-
-    def inherited(self, paths: PoolPaths) -> bool:
-        return self.key(paths) in self._inherited
-
-    def get(self, paths: PoolPaths) -> PoolHandle | None:
-        return self._handles.get(self.key(paths))
-
-    def put(self, paths: PoolPaths, handle: PoolHandle) -> None:
-        self._handles[self.key(paths)] = handle
-
-    def forget(self, handle: PoolHandle) -> None:
-        key = self.key(handle._paths)
-        if self._handles.get(key) is handle:
-            del self._handles[key]
-
-
-_registry = _Registry()
+_registry = Registry()
 
 
 def ensure_pool(
@@ -348,7 +320,7 @@ def ensure_pool(
         PoolSpawnError: the pool could not be made or filled; the message has the loader's error.
         PoolStalledError: the living owner of the pool has given its producer up.
     """
-    return _ensure(name, slot_count, producer, mode, ready_timeout, poll_interval, lock_dir)[0]
+    return _ensure(name, slot_count, producer, mode, ready_timeout, poll_interval, lock_dir)
 
 
 def _ensure(
@@ -359,34 +331,40 @@ def _ensure(
     ready_timeout: float = 600.0,
     poll_interval: float = 0.1,
     lock_dir: Path | str | None = None,
-) -> tuple[PoolHandle, bool]:
-    """See `ensure_pool`; also whether the handle was opened by this call."""
+    *,
+    block: bool = False,
+) -> PoolHandle:
+    """See `ensure_pool`; with ``block``, as a `pool` block, which has to leave it again."""
     paths = PoolPaths.for_name(name, lock_dir)
     slot_count = integer("slot_count", slot_count, 1)
     ready_timeout = seconds("ready_timeout", ready_timeout)
     poll_interval = seconds("poll_interval", poll_interval)
     if mode not in get_args(Mode):
         raise ValueError(f"mode should be 'attach', 'spawn' or 'auto', got {mode!r}")
+    if producer is not None and not isinstance(producer, ProducerSpec):
+        raise TypeError(f"producer should be a ProducerSpec, got {producer!r}")
     if mode != "attach" and producer is None:
         raise ValueError(f"mode={mode!r} needs producer=ProducerSpec(...)")
     plan = producer._plan(slot_count) if mode != "attach" and producer is not None else None
     deadline = time.monotonic() + ready_timeout
     gate = _registry.gate(paths)
-    if not gate.acquire(timeout=max(0.0, min(ready_timeout, threading.TIMEOUT_MAX))):
+    if not gate.acquire(timeout=min(ready_timeout, threading.TIMEOUT_MAX)):
         raise TimeoutError(f"pool {name!r} is not ready in time: another thread is making it")
     try:
         handle = _registry.get(paths)
-        if handle is not None and handle._usable():
+        vector = handle._usable() if handle is not None else None
+        if handle is not None and vector is not None:
             if handle.slot_count != slot_count:
                 raise ValueError(
                     f"pool {name!r} is open in this process with slot_count={handle.slot_count}, "
                     f"now {slot_count} was asked for; close that handle first"
                 )
             if producer is not None:
-                check_wishes(handle.attach(), producer.chunk_size, producer.dtype)
-            return handle, False
-        if handle is not None:
-            handle.close()  # its pool is over: look for the next one
+                check_wishes(vector, producer.chunk_size, producer.dtype)
+            if _registry.enter(handle, count=block):
+                return handle
+        if handle is not None:  # its pool is over, or about to be: look for the next one
+            handle._close(max(0.0, deadline - time.monotonic()))
         if plan is not None and not _registry.inherited(paths):
             vector, reign = elect(paths, plan, mode == "spawn", deadline, poll_interval)
         else:
@@ -394,10 +372,14 @@ def _ensure(
             reign = None
         if reign is None and producer is not None:
             check_wishes(vector, producer.chunk_size, producer.dtype)
-        handle = PoolHandle(paths, slot_count, vector.generation, supervisor=reign)
+        limit = CLOSING_LIMIT + (plan.join_timeout if plan is not None else 0.0)
+        handle = PoolHandle(
+            paths, slot_count, vector.generation, supervisor=reign, join_timeout=limit
+        )
         handle._vector = vector
+        handle._blocks = 1 if block else None
         _registry.put(paths, handle)
-        return handle, True
+        return handle
     finally:
         gate.release()
 
@@ -406,11 +388,13 @@ def _ensure(
 def pool(name: str, slot_count: int, **kwargs: Any) -> Generator[PoolHandle]:
     """Use `ensure_pool` in a ``with`` block; the handle is closed at its end.
 
-    Who opened it closes it: within a block on the same pool, the inner one leaves it open.
+    Blocks of a process that use one pool, within each other or in several threads, share its
+    handle, and the last to end closes it. A handle that `ensure_pool` had opened before is left
+    open.
     """
-    handle, opened = _ensure(name, slot_count, **kwargs)
+    handle = _ensure(name, slot_count, **kwargs, block=True)
     try:
         yield handle
     finally:
-        if opened:
+        if _registry.leave(handle):
             handle.close()

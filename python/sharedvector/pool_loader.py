@@ -25,7 +25,7 @@ except ModuleNotFoundError as _error:
         raise
     raise ImportError("PoolLoader needs: pip install 'sharedvector[torch]'") from _error
 
-from sharedvector._batch import BatchMemory, Layout, bytes_of, check_meta_key
+from sharedvector._batch import BatchMemory, Layout, as_transforms, bytes_of, check_meta_key
 
 if TYPE_CHECKING:
     from sharedvector.dataset import Transform
@@ -72,7 +72,7 @@ class PoolLoader:
             non_blocking=True)`` does not wait. Without CUDA this is a warning, and nothing else.
         prefetch: batches to make ahead, at least 1.
         transforms: called one after the other in the thread, each with the batch that the one
-            before returned.
+            before returned; None: none.
         dtype: of the batches (NumPy's or torch's); None: the pool's in native byte order.
         scale: factor for the values; needs a floating ``dtype``.
         offset: added to the scaled values; needs a floating ``dtype``.
@@ -82,7 +82,8 @@ class PoolLoader:
     Raises:
         ValueError: an argument that makes no sense (the message says why), more ranks than slots,
             or a dtype that torch does not have.
-        TypeError: one of ``transforms`` cannot be called, or an argument is no number.
+        TypeError: ``transforms`` is no sequence, one of them cannot be called, or an argument is no
+            number.
         PoolGoneError, PoolStalledError: the pool is gone, or not refreshed any more.
     """
 
@@ -98,7 +99,7 @@ class PoolLoader:
         seed: int | None = None,
         pin_memory: bool = False,
         prefetch: int = 2,
-        transforms: Sequence[Transform] = (),
+        transforms: Sequence[Transform] | None = (),
         *,
         dtype: Any = None,
         scale: float | None = None,
@@ -121,7 +122,7 @@ class PoolLoader:
         self._steps = self._count_steps(steps, handle.slot_count // world_size)
         self._seed = secrets.randbits(64) if seed is None else integer("seed", seed, 0)
         self._prefetch = integer("prefetch", prefetch, 1)
-        self._transforms = tuple(transforms)
+        self._transforms = as_transforms(transforms, "a batch")
         self._dtype = _numpy_dtype(dtype)
         self._flip = _integers("flip", flip, "dimensions")
         self._meta_key = meta_key
@@ -184,12 +185,6 @@ class PoolLoader:
         check_meta_key(self._meta_key)
         if self._crop is not None:
             _check_flip(self._flip, len(self._crop))
-        for place, transform in enumerate(self._transforms):
-            if not callable(transform):
-                raise TypeError(
-                    f"transforms[{place}] should be a callable that takes a batch and returns "
-                    f"one, got {transform!r}"
-                )
 
     def _attach(self) -> SharedVector:
         vector = self._handle.attach()

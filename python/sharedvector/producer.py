@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import re
 import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sharedvector import _core
+from sharedvector._arguments import duration, integer, level_number
 from sharedvector._order import SourceOrder, seed_of
 from sharedvector._store import BRAKE, ChunkRefusedError, Landing, Stopped, Store
 from sharedvector.vector import SharedVector
@@ -197,8 +199,11 @@ class Producer:
         if not isinstance(totals, dict):
             return
         for name, counter in _COUNTERS.items():
-            total = totals.get(name, 0)
-            if isinstance(total, int) and total > self._totals[name]:
+            try:
+                total = operator.index(totals.get(name, 0))
+            except TypeError:
+                continue
+            if total > self._totals[name]:
                 self._vector.counter_add(counter, total - self._totals[name])
                 self._totals[name] = total
 
@@ -240,7 +245,7 @@ def producer_worker(
     sleep_seconds: float,
     worker_id: int = 0,
     dtype: str = "float32",
-    log_level: int = 20,
+    log_level: int | str = 20,
 ) -> None:
     """Work as one producer, in the calling process, until ``stop_event`` is set.
 
@@ -259,18 +264,20 @@ def producer_worker(
         sleep_seconds: pause after a source that gave nothing.
         worker_id: number of this worker among those of the pool.
         dtype: of the chunks; must be the segment's.
-        log_level: of the logger "sharedvector".
+        log_level: of the logger "sharedvector": a number, or a name such as "INFO".
 
     Raises:
-        ValueError: ``dtype`` is not the segment's, or a bad range or ``source_size``.
+        ValueError: ``dtype`` is not the segment's, or a bad range, count, time or ``log_level``.
+        TypeError: a count is no integer, or the time no number.
         OSError: the segment cannot be made.
     """
-    first, end = slot_range
+    first, end = (integer("slot_range", slot) for slot in slot_range)
     if not 0 <= first < end:
         raise ValueError(f"slot_range should be (first, end) with 0 <= first < end: {slot_range}")
-    if source_size < 1:
-        raise ValueError(f"source_size should be at least 1, got {source_size}")
-    logger.setLevel(log_level)
+    source_size = integer("source_size", source_size, 1)
+    slot_count = integer("slot_count", slot_count, 1)
+    sleep_seconds = duration("sleep_seconds", sleep_seconds)
+    logger.setLevel(level_number("log_level", log_level))
     vector = open_segment(name, chunk_size, max_memory_size, slot_count, dtype)
     if not end <= slot_count <= vector.capacity:
         raise ValueError(

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from sharedvector._arguments import integer, level_number
 from sharedvector._plan import Plan
+from sharedvector._registry import CLOSING_LIMIT, Turn
 from sharedvector._reign import BootstrapInterrupted, Reign
 from sharedvector.coordination import OwnerLock, PoolBusyError, PoolPaths, probe_owner
 from sharedvector.stats import PoolStats, collect_stats
@@ -33,8 +35,10 @@ def partition(total: int, parts: int) -> list[tuple[int, int]]:
 
     Raises:
         ZeroDivisionError: ``parts`` is 0.
+        TypeError: one of them is no integer.
     """
-    size, longer = divmod(total, parts)
+    parts = integer("parts", parts)  # NumPy's small integers would overflow below
+    size, longer = divmod(integer("total", total), parts)
     ends = [(number + 1) * size + min(number + 1, longer) for number in range(parts)]
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -60,13 +64,14 @@ class ProducerService:
         generation: token of this reign; None draws one.
         lock_dir: directory of the coordination files; None takes ``$SHAREDVECTOR_LOCK_DIR``, else
             /dev/shm.
-        log_level: of the producers' log on standard error.
+        log_level: of the producers' log on standard error: a number, or a name such as "INFO".
         spare_buffers: buffers beyond the slots; None: one per worker (as many as the loader's
             ``buffers_at_once``, if it has that), at most an eighth of the slots.
         producer_kind: "process", "thread", or "auto", as in `ProducerSpec`.
 
     Raises:
         ValueError: a value that no pool can have.
+        TypeError: ``loader`` is none, a count is no integer, or a time no number.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class ProducerService:
         dtype: str = "float32",
         generation: str | None = None,
         lock_dir: Path | str | None = None,
-        log_level: int = logging.INFO,
+        log_level: int | str = logging.INFO,
         spare_buffers: int | None = None,
         producer_kind: Literal["auto", "process", "thread"] = "auto",
     ) -> None:
@@ -98,12 +103,13 @@ class ProducerService:
             join_timeout=producer_join_timeout,
             spare_buffers=spare_buffers,
             producer_kind=producer_kind,
-            log_level=log_level,
+            log_level=level_number("log_level", log_level),
         )
         self._wanted_generation = generation
         self._generation = generation if generation is not None else uuid.uuid4().hex
         self._reign: Reign | None = None
         self._mutex = threading.Lock()
+        self._turn = Turn()
         self._stop_asked = threading.Event()
 
     @property
@@ -149,17 +155,25 @@ class ProducerService:
                     "that process, or choose another name"
                 )
             self._reign = Reign(self._paths, lock, self._plan)
-            self._reign.start(should_stop=should_stop)
+            try:
+                self._reign.start(should_stop=should_stop)
+            except BaseException:
+                self._close()  # when `stop` in another thread has ended it, the pool may be there
+                raise
 
     def stop(self) -> None:
         """End the producers and remove the pool. Those attached keep their data.
 
-        Harmless when not started, when repeated, and in a forked child.
+        Harmless when not started, when repeated, and in a forked child. While another thread stops
+        it, this waits until the pool is gone, at most ``producer_join_timeout`` and some seconds.
         """
         self._stop_asked.set()
-        reign = self._reign
-        if reign is not None:
-            reign.close()
+        self._close()
+
+    def _close(self) -> None:
+        with self._turn.take(self._plan.join_timeout + CLOSING_LIMIT):
+            if self._reign is not None:
+                self._reign.close()
 
     def run(self) -> None:
         """Start, stay until SIGTERM or SIGINT (or `stop` from another thread), and stop.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharedvector._volumes import as_root, find_volumes, is_local, shorten
+from sharedvector._volumes import as_path, as_root, find_volumes, is_local, shorten
 
 __all__ = ["collect_spacings", "write_spacing_manifest"]
 
@@ -77,22 +77,24 @@ def write_spacing_manifest(
 
     Args:
         root: the directory of volumes.
-        output: the file to write; ``<root>/spacing.json`` when None. Its directory must exist. A
-            ``root`` that is no directory needs one.
+        output: the file to write, a path or a ``file://`` URL; ``<root>/spacing.json`` when None.
+            Its directory must exist. A ``root`` that is no directory needs one.
         attr_key: see `collect_spacings`.
         strict: see `collect_spacings`.
 
     Returns:
-        The path written.
+        The path written, absolute.
 
     Raises:
         FileNotFoundError: as in `collect_spacings`, or the directory of ``output`` is missing.
+        OSError: ``output`` is a directory, or cannot be written. Such errors come before the work.
         ValueError: as in `collect_spacings`, or ``output`` is missing.
     """
     place = as_root(root)
     if output is None and not is_local(place):
         raise ValueError(f"{root} is no directory that could hold the file; say where to (output)")
-    target = Path(place) / "spacing.json" if output is None else Path(output)
+    target = Path(place) / "spacing.json" if output is None else as_path("output", output)
+    _check_target(target)
     spacings = collect_spacings(root, attr_key, strict)
     lines = [f"  {json.dumps(name)}: {json.dumps(triple)}" for name, triple in spacings.items()]
     text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
@@ -165,6 +167,26 @@ def _progress(
         list(items), desc="reading spacings", unit="volume"
     )
     return bar
+
+
+def _check_target(target: Path) -> None:
+    """Raise what writing the file would raise after all volumes have been looked at."""
+    directory = target.parent
+    if target.is_dir():
+        raise IsADirectoryError(
+            f"wanted a file to write, but {target} is a directory; name a file in it"
+        )
+    if not directory.exists():
+        raise FileNotFoundError(
+            f"wanted to write {target.name}, but {directory} does not exist; make it first"
+        )
+    if not directory.is_dir():
+        raise NotADirectoryError(f"wanted to write {target}, but {directory} is no directory")
+    if not os.access(directory, os.W_OK):
+        raise PermissionError(
+            f"wanted to write {target.name}, but {directory} cannot be written; say where to "
+            "(output)"
+        )
 
 
 def _replace_file(target: Path, text: str) -> None:

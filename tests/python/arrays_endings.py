@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -119,13 +120,19 @@ def task_cancelled(prefix: str, delay: float) -> None:
     asyncio.run(main())
 
 
-def endless(prefix: str, delay: float) -> None:
-    """Works until it is killed."""
+def endless(told: int, prefix: str, delay: float) -> None:
+    """Works until it is killed; tells when its executor is there, and when its arrays are.
+
+    Killed while it makes the executor, it would leave the names of semaphores in shared memory.
+    """
     os.setsid()
-    with arrays(prefix) as (data, out), workers() as executor:
-        while True:
-            for job in submit(executor, data, out):
-                job.result(LIMIT)
+    with workers() as executor:
+        os.write(told, b"e")
+        with arrays(prefix) as (data, out):
+            os.write(told, b"a")
+            while True:
+                for job in submit(executor, data, out):
+                    job.result(LIMIT)
 
 
 def run_round(body: Callable[[str, float], None], prefix: str, delay: float) -> int:
@@ -142,23 +149,34 @@ def run_round(body: Callable[[str, float], None], prefix: str, delay: float) -> 
     return pid
 
 
-def ended_by_itself(body: Callable[[str, float], None]) -> Callable[[str, random.Random], None]:
-    def play(prefix: str, dice: random.Random) -> None:
+def ended_by_itself(body: Callable[[str, float], None]) -> Callable[[str, random.Random], int]:
+    def play(prefix: str, dice: random.Random) -> int:
         assert wait_child(run_round(body, prefix, dice.uniform(0, 0.02)), LIMIT) == 0
+        return 0
 
     return play
 
 
-def parent_killed(prefix: str, dice: random.Random) -> None:
-    """The parent is killed at any moment, its workers sooner or later than others look."""
-    pid = run_round(endless, prefix, 0)
+def parent_killed(prefix: str, dice: random.Random) -> int:
+    """The parent is killed at any moment, its workers sooner or later than others look.
+
+    In about half of the rounds the moments are counted from when there are arrays to leave behind:
+    on a slow machine the parent would get to nothing otherwise. Returns how many were swept.
+    """
+    heard, told = os.pipe()
+    pid = run_round(functools.partial(endless, told), prefix, 0)
+    os.close(told)
+    assert os.read(heard, 1) == b"e"
+    if dice.random() < 0.5:
+        assert os.read(heard, 1) == b"a"
     time.sleep(dice.uniform(0, 0.03))
     os.kill(pid, signal.SIGKILL)
     assert wait_child(pid, LIMIT) == -signal.SIGKILL
-    if dice.random() < 0.5:
-        sweep(prefix)
+    os.close(heard)
+    swept = len(sweep(prefix)) if dice.random() < 0.5 else 0
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+    return swept
 
 
 KINDS = {
@@ -200,11 +218,16 @@ def main(kind: str, prefix: str, rounds: str, seed: str) -> None:
     name = os.read(heard, 300).decode().strip()
     swept = 0
     for turn in range(int(rounds)):
-        KINDS[kind](prefix, dice)
+        swept += KINDS[kind](prefix, dice)
         orphans = set(blocks(prefix)) - {name}
         if kind != "parent killed":
             assert not orphans, (turn, orphans)
+        # A worker that was killed right after the fork may have its parent's lock while it dies.
+        deadline = time.monotonic() + (LIMIT if kind == "parent killed" else 0)
         swept += len(sweep(prefix))
+        while blocks(prefix) != [name] and time.monotonic() < deadline:
+            time.sleep(0.01)
+            swept += len(sweep(prefix))
         assert blocks(prefix) == [name], (turn, blocks(prefix))
     assert sharedvector.sweep(prefix) == []
     os.write(stop, b"y")

@@ -22,6 +22,7 @@ PREFIX = f"test{os.getpid()}"
 share = functools.partial(sharedvector.share, prefix=PREFIX)
 empty = functools.partial(SharedArray.empty, prefix=PREFIX)
 METHODS = ("fork", "spawn", "forkserver")
+LIMIT = 60.0  # seconds for anything that should happen soon
 
 
 def blocks(prefix: str = PREFIX) -> list[str]:

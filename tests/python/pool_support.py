@@ -22,7 +22,7 @@ from sharedvector import Chunk, ProducerSpec, SharedVector, no_meta
 from sharedvector.producer import Producer
 
 HERE = Path(__file__).resolve().parent
-LIMIT = 60.0  # seconds for one child process
+LIMIT = 60.0  # seconds for one child process, or for what comes by itself; a test has 180
 _numbers = itertools.count()
 
 
@@ -49,6 +49,20 @@ class Constant:
     def __call__(self, source_index: int) -> list[Chunk]:
         time.sleep(self.delay)
         return [Chunk(np.full(self.shape, source_index + 1, self.dtype), no_meta())]
+
+
+class Gated(Constant):
+    """Gives so many chunks at once, the others once a file is there."""
+
+    def __init__(self, gate: str, free: int = 0, **more: Any) -> None:
+        super().__init__(**more)
+        self.gate, self.free = gate, free
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        if self.free <= 0:
+            wait_for(lambda: os.path.exists(self.gate), 600)
+        self.free -= 1
+        return super().__call__(source_index)
 
 
 class OneBad(Constant):
@@ -106,7 +120,7 @@ class Stubborn(Constant):
         self.calls += 1
         if self.calls > 4:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            time.sleep(120)
+            time.sleep(600)
         return super().__call__(source_index)
 
 
@@ -123,7 +137,7 @@ class Unfit(Constant):
     """Gives another dtype than it is asked for, slowly."""
 
     def __call__(self, source_index: int) -> list[Chunk]:
-        time.sleep(0.1)
+        time.sleep(0.4)
         return [Chunk(np.zeros((4, source_index + 1), "uint8"), no_meta())]
 
 
@@ -175,16 +189,23 @@ class Into(Constant):
 
 
 class Holder(Into):
-    """At its third source, when eight slots are filled, it takes two buffers and keeps them."""
+    """The first to come to its third source, when eight slots are filled, takes two buffers and
+    keeps them. It makes a file to say so.
+    """
 
     calls = 0
+
+    def __init__(self, held: str) -> None:
+        super().__init__()
+        self.held = held
 
     def load_into(self, source_index: int, allocate: Any) -> Iterator[Chunk]:
         self.calls += 1
         if self.calls == 3:
-            held = [allocate(self.shape) for _ in range(2)]
-            time.sleep(120)
-            del held
+            with contextlib.suppress(FileExistsError), open(self.held, "x"):
+                held = [allocate(self.shape) for _ in range(2)]
+                time.sleep(600)
+                del held
         return super().load_into(source_index, allocate)
 
 
@@ -220,7 +241,7 @@ class OneHangs(Threaded):
     def __call__(self, source_index: int) -> list[Chunk]:
         self.calls += 1
         if self.worker_id == 1 and self.calls == 3:
-            time.sleep(120)
+            time.sleep(600)
         return super().__call__(source_index)
 
 
@@ -231,6 +252,27 @@ class Limits(Constant):
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLOSC_NTHREADS")
         limits = [float(os.environ.get(name, -1)) for name in names]
         return [Chunk(np.array(limits, "float32"), no_meta())]
+
+
+class Held:
+    """Holds the thread that comes to a step of a reign's end, until told to go on."""
+
+    def __init__(self, reign: Any, step: str) -> None:
+        self._step = getattr(reign, step)
+        self._there, self._go = threading.Event(), threading.Event()
+        setattr(reign, step, self._hold)
+
+    def _hold(self) -> None:
+        self._there.set()
+        self._go.wait(LIMIT)
+        self._step()
+
+    def meet(self) -> None:
+        """Wait until a thread is there."""
+        assert self._there.wait(LIMIT)
+
+    def let_go(self) -> None:
+        self._go.set()
 
 
 class Running:
@@ -257,7 +299,7 @@ class Running:
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
-        self._thread.join(20)
+        self._thread.join(LIMIT)
         assert not self._thread.is_alive()
 
 
@@ -277,7 +319,7 @@ def spec(loader: Any = None, **settings: Any) -> ProducerSpec:
     return ProducerSpec(loader if loader is not None else Constant(), **settings)
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 10.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = LIMIT) -> Any:
     """The first true value of ``what()``; AssertionError when none comes in time."""
     deadline = time.monotonic() + seconds
     while True:
@@ -288,7 +330,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 10.0) -> Any:
         time.sleep(0.02)
 
 
-def refreshes(vector: SharedVector, seconds: float = 10.0, count: int = 3) -> bool:
+def refreshes(vector: SharedVector, seconds: float = LIMIT, count: int = 3) -> bool:
     """Whether chunks are still being replaced."""
     before = int(vector.write_counts().sum())
     wait_for(lambda: int(vector.write_counts().sum()) >= before + count, seconds)
@@ -314,14 +356,36 @@ def start(code: str, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
     )
 
 
-def own_words(err: str) -> str:
-    """The error output without what it says of the segments of tests that run beside this one.
+def carries(name: str, pids: set[int]) -> bool:
+    """Whether a file of shared memory was named by one of these processes.
 
-    A pool that is made while such a test kills an owner warns of what that owner left. Names of
-    segments carry the process id of their test.
+    The first number in the names of tests is their process's id. Blocks have a head with the
+    user's id and a random tail.
     """
-    other = rf".*orphaned (?:block|pool) '(?![^']*(?<!\d){os.getpid()}(?!\d))[^']*' takes .*\n"
-    return re.sub(rf"^{other}", "", err, flags=re.MULTILINE)
+    name = re.sub(r"^sv-\d+-(.*)-[0-9a-f]{16}$", r"\1", name)
+    found = re.search(r"\d+", name)
+    return found is not None and int(found[0]) in pids
+
+
+_STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?:INFO|WARNING) sharedvector: "
+_SLOW = re.compile(_STAMP + r"(?:waiting for pool|pool '[^']*': \d+/\d+ slots filled after) ")
+_ORPHAN = re.compile(r".*orphaned (?:block|pool) '([^']*)' takes .*")
+
+
+def own_words(err: str, *, slow: bool = False) -> str:
+    """The error output of a program without what depends on what else the machine does.
+
+    A pool that is made while a test beside this one kills an owner warns of what that owner left;
+    and what takes longer than two seconds is shown, which ``slow`` keeps.
+    """
+
+    def own(line: str) -> bool:
+        orphan = _ORPHAN.match(line)
+        if orphan is not None:
+            return carries(orphan[1], {os.getpid()})
+        return slow or _SLOW.match(line) is None
+
+    return "".join(line for line in err.splitlines(keepends=True) if own(line))
 
 
 def ended(process: subprocess.Popen[str], seconds: float = LIMIT) -> tuple[int, str, str]:
@@ -354,6 +418,27 @@ def running(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=LIMIT)
+
+
+def supervisors(pid: int | None = None) -> list[int]:
+    """Living supervisors of the pools of a process, this one by default.
+
+    Other children of pytest's process are not a test's to count, or to kill.
+    """
+    found = []
+    for child in children(pid if pid is not None else os.getpid()):
+        with contextlib.suppress(OSError):
+            if b"_supervisor" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
+def deaf(pid: int) -> bool:
+    """Whether a process blocks SIGTERM: `Stubborn` does so where it hangs."""
+    with contextlib.suppress(OSError):
+        (blocked,) = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+        return bool(int(blocked, 16) >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def children(pid: int) -> list[int]:

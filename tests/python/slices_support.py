@@ -11,14 +11,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing.pool import ThreadPool
+from multiprocessing.pool import TERMINATE, Pool, ThreadPool
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+from sharedvector import _tasks
+
 METHODS = ("fork", "spawn", "forkserver")
-LIMIT = 30.0  # seconds for anything that should happen soon
+LIMIT = 60.0  # seconds for anything that should happen soon
 
 
 @contextlib.contextmanager
@@ -34,13 +37,26 @@ def pool(method: str = "fork", workers: int = 2, **settings: Any) -> Iterator[An
     try:
         yield made
     finally:
-        for worker in list(made._pool):
-            worker.kill()
-        for lock in (made._inqueue._rlock, made._outqueue._wlock):
-            with contextlib.suppress(ValueError):  # nobody held it
-                lock.release()
+        # The dead are not replaced: a new worker would wait for a task, with the lock.
+        with mock.patch.object(Pool, "_repopulate_pool_static", lambda *_: None):
+            kill_all(made._pool)
+            made._worker_handler._state = TERMINATE
+            made._change_notifier.put(None)
+            made._worker_handler.join(LIMIT)
+            kill_all(made._pool)  # one that was about to be started is here now
+        # Nobody but the dead keeps a lock that cannot be had now. Results are written by a thread,
+        # too, which keeps theirs for a moment.
+        for lock, patience in ((made._inqueue._rlock, 0), (made._outqueue._wlock, 1)):
+            lock.acquire(timeout=patience)
+            lock.release()
         made.terminate()
         made.join()
+
+
+def kill_all(workers: list[Any]) -> None:
+    for worker in list(workers):
+        worker.kill()
+        worker.join(LIMIT)
 
 
 @contextlib.contextmanager
@@ -81,9 +97,25 @@ def wait_for(true: Callable[[], object], seconds: float = LIMIT) -> None:
         time.sleep(0.01)
 
 
+OFF = "called-off"
+
+
+@contextlib.contextmanager
+def told_of_calling_off(directory: Path) -> Iterator[None]:
+    """Calls leave the mark OFF for their tasks when those that have not begun are called off."""
+    settle = _tasks._settle
+
+    def tell(*call: Any) -> None:
+        (directory / OFF).touch()
+        settle(*call)
+
+    with mock.patch.object(_tasks, "_settle", tell):
+        yield
+
+
 def marks(directory: Path) -> list[str]:
     """What tasks have left in a directory."""
-    return sorted(path.name for path in directory.iterdir())
+    return sorted(path.name for path in directory.iterdir() if path.name != OFF)
 
 
 # -- tasks
@@ -123,24 +155,41 @@ def complex_of(part: Any) -> Any:
 
 
 def fail_at(where: tuple[int, ...], directory: str, part: Any) -> int:
-    """Leave a mark that tells the first element, and fail for some."""
-    first = int(part[0])
-    Path(directory, f"begun-{first}").touch()
-    time.sleep(0.02)
+    """Leave a mark that tells the first element, and fail for some, when all these have begun.
+
+    What comes behind them goes on when it is too late to call it off.
+    """
+    first, here = int(part[0]), Path(directory)
+    (here / f"begun-{first}").touch()
     if first in where:
+        wait_for(lambda: {f"begun-{index}" for index in where} <= set(marks(here)))
         raise ValueError(f"slice at {first}")
+    if first > max(where, default=-1):
+        wait_for((here / OFF).exists)
     return first
 
 
 def slow_but_one(directory: str, part: Any) -> Any:
-    """Fail at the slice that begins with 0, once another has begun; that one ends a while later."""
+    """Fail at the slice that begins with 0, once another has begun.
+
+    That one ends a while after the call has begun to wait for it.
+    """
+    here = Path(directory)
     if int(part[0]) == 0:
-        wait_for(lambda: marks(Path(directory)))
+        wait_for(lambda: marks(here))
         raise ValueError("the first slice")
-    Path(directory, f"begun-{int(part[0])}").touch()
-    time.sleep(0.5)
-    Path(directory, f"ended-{int(part[0])}").touch()
+    (here / f"begun-{int(part[0])}").touch()
+    wait_for((here / OFF).exists)
+    time.sleep(0.3)
+    (here / f"ended-{int(part[0])}").touch()
     return part
+
+
+def held(directory: str, go: str, part: Any) -> None:
+    """Leave marks at the begin and at the end, and wait for a file in between."""
+    Path(directory, f"begun-{int(part[0])}").touch()
+    wait_for(Path(go).exists)
+    Path(directory, f"ended-{int(part[0])}").touch()
 
 
 def end_process(status: int, part: Any) -> None:

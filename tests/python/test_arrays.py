@@ -10,13 +10,17 @@ import os
 import pickle
 import random
 import re
+import threading
+import time
+import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from arrays_support import PREFIX, again, blocks, empty, maps_of, share
+from arrays_support import LIMIT, PREFIX, again, blocks, empty, maps_of, share
 from core_support import descriptors, fresh_name, in_child
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +56,9 @@ def test_every_shape_that_fits_holds_zeros(shape: Any) -> None:
         ((1 << 31,) * 3, ValueError, "too large"),
         ((1 << 62, 0), ValueError, "too large"),
         (1 << 40, OSError, "are free"),
+        (1 << 41, OSError, r"needs 17592\d{9} bytes .* are free"),
+        ((1 << 41) + 1, OSError, r"17592186044424 bytes; .* are free in /dev/shm: ask for less"),
+        (1 << 50, OSError, "9007199254740992 bytes; .* are free in /dev/shm: ask for less"),
         (2.5, TypeError, "integer"),
         ("ab", TypeError, "integer"),
         (None, TypeError, "integer"),
@@ -298,10 +305,36 @@ def test_length_and_conversions() -> None:
         for text in (shared.name, "float64", "(2, 3, 4)", "writable"):
             assert text in repr(shared)
     assert "closed" in repr(shared)
-    with empty(()) as scalar, pytest.raises(TypeError, match="without axes"):
-        len(scalar)
     with pytest.raises(TypeError, match="share"):
         SharedArray()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5, [0], [[7]], [0, 0], [1, 2], [], np.zeros((2, 0)), ""])
+def test_truth_length_and_iteration_are_those_of_the_array(value: Any) -> None:
+    with share(value) as shared:
+        for fn in (bool, len, list, tuple, iter, reversed):
+            got, wanted = outcome(fn, shared), outcome(fn, np.asarray(value))
+            assert got == wanted, fn
+        if shared.ndim == 0:
+            for fn in (len, iter):
+                with pytest.raises(
+                    TypeError, match=r"without axes; its one element is handle\[\(\)\]"
+                ):
+                    fn(shared)
+            assert shared[()] == value
+    with pytest.raises(ValueError, match="closed"):
+        bool(shared)
+
+
+def outcome(fn: Any, array: Any) -> Any:
+    """What comes out as plain values, or the type of the exception."""
+    with warnings.catch_warnings():  # NumPy's, of empty arrays, before it made them errors
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            result = fn(array)
+        except (TypeError, ValueError) as error:
+            return type(error)
+    return result if isinstance(result, int) else [np.asarray(one).tolist() for one in result]
 
 
 # ---- pickles -----------------------------------------------------------------------------------
@@ -322,8 +355,30 @@ def test_a_pickle_and_a_copy_are_handles_on_the_same_memory() -> None:
     with share(NUMBERS, writable=True) as shared:
         for other in (again(again(shared)), copy.copy(shared), copy.deepcopy(shared)):
             assert np.may_share_memory(other.array, shared.array)
+            assert other.array.flags.writeable and other.writable
             other.close()
             assert not shared.closed and blocks() == [shared.name]
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+def test_a_copy_is_a_further_handle_on_the_same_memory(make: Callable[[Any], Any]) -> None:
+    shared = share(NUMBERS)
+    part = make(shared[::-1, 1:, ::2])
+    same(part, NUMBERS[::-1, 1:, ::2])
+    pair = make([part, part])
+    assert pair[0].shape == part.shape
+    if make is copy.deepcopy:
+        assert pair[0] is pair[1] and pair[0] is not part
+    name, other = shared.name, make(shared)
+    del shared, part, pair  # the block is there as long as one of its handles
+    gc.collect()
+    assert blocks() == [name] and np.array_equal(other.array, NUMBERS)
+    other.close()
+    with pytest.raises(ValueError, match="closed"):
+        make(other)
+    del other
+    gc.collect()
+    assert blocks() == []
 
 
 HOSTILE = {
@@ -641,7 +696,85 @@ def test_closing_and_looking_at_once_gives_a_value_or_an_error() -> None:
             reads = [threads.submit(read_until_closed, shared) for _ in range(2)]
             closes = [threads.submit(shared.close) for _ in range(2)]
             for future in (*reads, *closes):
-                future.result(20)
+                future.result(LIMIT)
+    assert blocks() == []
+
+
+class Staged:
+    """A block's segment, with something to be done at the first call of one of its methods."""
+
+    def __init__(self, segment: Any, method: str, at_first: Callable[[], object]) -> None:
+        self._segment, self._method, self._at_first = segment, method, [at_first]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._method and self._at_first:
+            self._at_first.pop()()
+        return getattr(self._segment, name)
+
+
+@pytest.mark.parametrize("method", ["block_remove", "close"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_who_closes_while_another_one_does_waits_for_it(method: str, strict: bool) -> None:
+    shared = share(NUMBERS)
+    begun, go_on = threading.Event(), threading.Event()
+    block: Any = shared._block
+
+    def hold() -> None:
+        begun.set()
+        assert go_on.wait(LIMIT)
+
+    block._segment = Staged(block._segment, method, hold)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(shared.close)
+        assert begun.wait(LIMIT)
+        second = threads.submit(shared.close, strict)
+        time.sleep(0.1)  # time to return too early
+        early = first.done() or second.done()
+        go_on.set()
+        assert not early
+        second.result(LIMIT)
+        assert blocks() == [] and block._segment.closed
+        first.result(LIMIT)
+
+
+@pytest.mark.parametrize("other", ["handle", "received", "part"])
+def test_a_strict_close_that_another_thread_overtakes_is_no_error(other: str) -> None:
+    shared = share(NUMBERS)
+    block: Any = shared._block
+    closer = threading.Thread(target=shared.close)
+
+    def overtake() -> None:
+        closer.start()
+        closer.join(0.5)  # it may have to wait
+
+    block._segment = Staged(block._segment, "own_pins", overtake)
+    {"handle": shared, "received": again(shared), "part": shared[1:]}[other].close(strict=True)
+    closer.join(LIMIT)
+    assert not closer.is_alive() and blocks() == [] and shared.closed
+
+
+def test_a_strict_close_refuses_while_another_thread_has_an_array() -> None:
+    taken, go_on = threading.Event(), threading.Event()
+
+    def look() -> bool:
+        array = shared.array
+        taken.set()
+        return go_on.wait(LIMIT) and bool((array == NUMBERS).all())
+
+    with ThreadPoolExecutor(1) as threads:
+        shared = share(NUMBERS)
+        reader = threads.submit(look)
+        assert taken.wait(LIMIT)
+        try:
+            for _ in range(2):
+                with pytest.raises(BufferError, match="1 live array"):
+                    shared.close(strict=True)
+                assert not shared.closed and blocks() == [shared.name]
+            assert np.array_equal(again(shared).array, NUMBERS)
+        finally:
+            go_on.set()
+        assert reader.result(LIMIT)
+    shared.close(strict=True)
     assert blocks() == []
 
 

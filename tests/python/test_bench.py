@@ -256,12 +256,13 @@ def ask(*arguments: object) -> subprocess.CompletedProcess[str]:
         [*command, *sides, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)
 def test_a_question_runs_and_leaves_its_figures(tmp_path: Path) -> None:
     done = ask("--only", "handover", "--json", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -272,7 +273,7 @@ def test_a_question_runs_and_leaves_its_figures(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "handover.json").read_text())
     assert content["quick"] is True and content["left_out"]["SPDL"] == "--no-others"
     samples = content["samples"]["8 MiB, ours"]
-    assert len(samples) == 9 and all(0 < seconds < 10 for seconds in samples)
+    assert len(samples) == 9 and all(0 < seconds < 100 for seconds in samples)
 
 
 def test_wrong_data_fail_the_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,83 @@ def test_cast_of_extension_floats() -> None:
     )
     eight = np.array([1.5, 300.0], ml_dtypes.float8_e5m2)
     assert list(cast_volume(eight, "uint8")) == [1, 255]
+
+
+@pytest.mark.parametrize("kind", ["int1", "uint1", "int2", "uint2", "int4", "uint4"])
+def test_cast_to_extension_integers_clips(kind: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    if not hasattr(ml_dtypes, kind):
+        pytest.skip(f"this version of ml_dtypes has no {kind}")
+    target = np.dtype(getattr(ml_dtypes, kind))
+    bounds = ml_dtypes.iinfo(target.type)
+    small = [0, 1, bounds.min, bounds.max]
+    for source in [*INTEGERS, *FLOATS, "bool", "complex64"]:
+        values: list[float] = [*small, 2, -3, 7.9, -1.5, 8, 15, 16, 100, -100, 300]
+        if np.dtype(source).kind in "fc":
+            values += [np.nan, np.inf, -np.inf, 1e30, -0.5]
+        with np.errstate(all="ignore"):
+            volume = np.array(values).astype(source)
+        whole = volume.real if volume.dtype.kind == "c" else volume
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+            result = cast_volume(np.asarray(volume), target)
+        assert result.dtype == target
+        wanted = [0 if v != v else int(min(max(float(v), bounds.min), bounds.max)) for v in whole]
+        assert [int(v) for v in result] == wanted, source
+    for other in ("int4", "uint4", "bfloat16", "float8_e4m3fn"):
+        volume = np.array([-3, 1, 7, 8], np.float32).astype(getattr(ml_dtypes, other))
+        wanted = [min(max(int(v), bounds.min), bounds.max) for v in volume.astype(np.float32)]
+        assert [int(v) for v in cast_volume(volume, target)] == wanted, other
+    destination = np.zeros(3, target)
+    move(destination, np.array([300, -300, 0], np.int16))
+    assert [int(v) for v in destination] == [bounds.max, bounds.min, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "beyond"),
+    [
+        ("bfloat16", np.inf),
+        ("float8_e5m2", np.inf),
+        ("float8_e4m3fn", np.nan),  # has no infinity
+        ("float8_e5m2fnuz", np.nan),
+        ("float6_e2m3fn", 7.5),  # has no NaN either
+        ("float4_e2m1fn", 6.0),
+    ],
+)
+def test_cast_beyond_the_range_of_extension_floats(kind: str, beyond: float) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    if not hasattr(ml_dtypes, kind):
+        pytest.skip(f"this version of ml_dtypes has no {kind}")
+    target = np.dtype(getattr(ml_dtypes, kind))
+    volume = np.array([1e300, -1e300, np.inf, 1.5, 0])
+    for source in (volume, volume.astype(np.longdouble)):
+        with np.errstate(all="raise"):
+            result = cast_volume(source, target).astype(np.float64)
+        np.testing.assert_array_equal(result, [beyond, -beyond, beyond, 1.5, 0])
+    whole = np.array([2**40, -(2**40), 2], np.int64)
+    result = cast_volume(whole, target).astype(np.float64)
+    far = 2.0**40 if kind == "bfloat16" else beyond
+    np.testing.assert_array_equal(result, [far, -far, 2])
+
+
+def test_cast_knows_extension_types_by_name_in_a_new_process() -> None:
+    pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    code = """
+        import numpy, sharedvector
+        print(sharedvector.cast_volume(numpy.ones(2), "bfloat16").dtype)
+    """
+    assert run(code) == (0, "bfloat16\n", "")
+
+
+@pytest.mark.parametrize(
+    "volume", [[1, 2], (1.5,), 3, None, "text", memoryview(b"ab")], ids=lambda it: type(it).__name__
+)
+def test_cast_of_what_is_no_array(volume: Any) -> None:
+    told = f"volume should be a numpy.ndarray, got {type(volume).__name__}; convert it with"
+    with pytest.raises(TypeError, match=rf"{told} numpy\.asarray\(\)"):
+        cast_volume(volume, "int16")
+    with pytest.raises(ValueError, match="not a dtype: 'no-such'"):
+        cast_volume(np.zeros(3), "no-such")
 
 
 @pytest.mark.parametrize(

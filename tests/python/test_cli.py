@@ -130,7 +130,7 @@ def test_owns_a_pool_until_it_is_told_to_end() -> None:
             assert busy.returncode == EXIT_BUSY == 2
             assert f"process {process.pid}" in busy.stderr
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert (process.returncode, out) == (0, ""), err
@@ -234,7 +234,9 @@ def test_list_and_info() -> None:
     plain = unique("plain")
     vector = SharedVector(plain, chunk_size=4096, slot_count=2)
     try:
-        with ensure_pool(name, 4, producer=spec(), ready_timeout=50):
+        with ensure_pool(name, 4, producer=spec(), ready_timeout=50) as handle:
+            # A source counts as loaded a moment after its last chunk can be seen.
+            wait_for(lambda: handle.stats().sources_loaded >= 4)
             listed = run([sys.executable, "-m", "sharedvector", "list"]).stdout.splitlines()
             (line,) = [text for text in listed if text.startswith(f"{name} ")]
             assert "pool, in use" in line and "orphan" not in line
@@ -265,6 +267,27 @@ def node(*arguments: str) -> tuple[int, list[str], str]:
     done = run([sys.executable, "-m", "sharedvector", *arguments])
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.parametrize("mode", ["640", "0640", "0o640"])
+def test_a_mode_is_octal_with_or_without_its_sign(mode: str) -> None:
+    name = unique("mode")
+    with SharedVector(name, chunk_size=64, slot_count=2, mode=0o640):
+        try:
+            assert node("info", name)[0] == 1
+            status, lines, error = node("info", name, "--mode", mode)
+            assert (status, error) == (0, "") and lines[0].endswith(name)
+        finally:
+            remove_shared_memory(name)
+
+
+@pytest.mark.parametrize("mode", ["", "0", "0o", "0x1a0", "6_40", "-640", "1000", "rw-r-----"])
+def test_what_is_no_mode_is_a_usage_error(mode: str) -> None:
+    status, lines, error = node("info", "x", f"--mode={mode}")
+    assert (status, lines) == (2, [])
+    assert error.startswith("usage: python -m sharedvector info")
+    words = "argument --mode: should be permission bits in octal, such as 640 or 0o640, got"
+    assert f"{words} {mode!r}" in error
 
 
 def dead_block(prefix: str) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pool_support import run, running, unique, wait_for
+from pool_support import Constant, run, running, unique, wait_for
 
 from sharedvector import (
     OwnerLock,
     PoolPaths,
     PoolSpawnError,
+    ProducerService,
     SharedVector,
     coordination,
     ensure_pool,
@@ -70,6 +72,33 @@ def test_paths_of_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert PoolPaths.for_name("run42") == paths
     monkeypatch.setenv("SHAREDVECTOR_SHM_DIR", "/mnt/huge")
     assert paths.segment == Path("/mnt/huge/run42")
+
+
+def test_a_relative_directory_is_that_of_the_moment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for paths in (PoolPaths("run42", Path("locks")), PoolPaths.for_name("run42", "locks")):
+        monkeypatch.chdir("/")
+        assert paths.lock_dir == tmp_path / "locks"
+        assert pickle.loads(pickle.dumps(paths)) == paths
+        monkeypatch.chdir(tmp_path)
+
+
+def test_a_relative_directory_in_the_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHAREDVECTOR_LOCK_DIR", "locks")
+    words = r"SHAREDVECTOR_LOCK_DIR is 'locks', another place for each working directory; give an"
+    with pytest.raises(ValueError, match=words):
+        PoolPaths.for_name("run42")
+    with pytest.raises(ValueError, match=words):
+        ensure_pool("run42", 2, mode="attach", ready_timeout=30)
+    with pytest.raises(ValueError, match=words):
+        ProducerService("run42", Constant(), 8, 4, 4096)
+    assert PoolPaths.for_name("run42", tmp_path).lock_dir == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_in_a_relative_directory_is_released_after_chdir(
@@ -137,7 +166,7 @@ def test_one_owner_at_a_time(paths: PoolPaths) -> None:
     assert coordination.read_generation(paths) == lock.generation
     began = time.monotonic()
     assert OwnerLock.try_acquire(paths, grace=0.2, poll=0.01) is None
-    assert 0.2 <= time.monotonic() - began < 5
+    assert 0.2 <= time.monotonic() - began < 30
     lock.release()
     lock.release()
     assert not lock.held
@@ -155,10 +184,10 @@ def test_the_grace_is_used(paths: PoolPaths) -> None:
         print("held")
         time.sleep(0.5)
         lock.release()
-        time.sleep(60)
+        time.sleep(600)
     """
     with running(code, paths.name, str(paths.lock_dir)):
-        lock = OwnerLock.try_acquire(paths, grace=20)
+        lock = OwnerLock.try_acquire(paths, grace=60)
     assert lock is not None
     lock.release()
 
@@ -202,10 +231,10 @@ def test_the_lock_goes_with_its_owner_and_not_with_the_owners_forks(paths: PoolP
         lock = OwnerLock.try_acquire(PoolPaths.for_name(sys.argv[1], sys.argv[2]))
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
         print(child)
-        time.sleep(60)
+        time.sleep(600)
     """
     with running(code, paths.name, str(paths.lock_dir)) as owner:
         assert coordination.owner_alive(paths)
@@ -312,12 +341,12 @@ def test_a_dead_owners_pool_is_not_ready_while_its_supervisor_cleans_up(paths: P
         vector.append(np.zeros(4, np.float32))
         lock.write_ready()
         print("ready")
-        time.sleep(60)
+        time.sleep(600)
     """
     with running(code, paths.name, str(paths.lock_dir)) as owner:
         assert probe_ready(paths, 1).ready
         owner.kill()
-        owner.wait(20)
+        owner.wait(60)
     lock = OwnerLock.try_acquire(paths, generation="g")  # as the supervisor does
     assert lock is not None
     state = probe_ready(paths, 1)
@@ -347,11 +376,11 @@ def test_waiting_ends_with_the_last_reason(paths: PoolPaths) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="no ready marker"):
         wait_until_ready(paths, 4, time.monotonic() + 0.2, 0.01)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     with pytest.raises(TimeoutError):
         wait_until_ready(paths, 4, time.monotonic() - 1)
     with pytest.raises(PoolSpawnError, match=r"the disk is gone.*no ready marker"):
-        wait_until_ready(paths, 4, time.monotonic() + 30, abort=lambda: "the disk is gone")
+        wait_until_ready(paths, 4, time.monotonic() + 60, abort=lambda: "the disk is gone")
 
 
 def test_waiting_ends_when_the_pool_is_ready(paths: PoolPaths, segment: SharedVector) -> None:

@@ -385,7 +385,7 @@ def test_metadata_belongs_to_what_was_copied(name: str) -> None:
                 while not stop.is_set():
                     number += 1
                     chunk = np.full(500, number, np.float32)
-                    vector.replace(number % 2, chunk, [number], refuse=False, timeout=10)
+                    vector.replace(number % 2, chunk, [number], refuse=False, timeout=60)
             except BaseException as error:
                 problems.append(error)
 
@@ -396,8 +396,8 @@ def test_metadata_belongs_to_what_was_copied(name: str) -> None:
             assert (batch == batch[:, :1]).all()
             assert batch[:, 0].tolist() == [meta[0] for meta in metas]
         stop.set()
-        writer.join(20)
-        assert not problems
+        writer.join(60)
+        assert not writer.is_alive() and not problems
 
 
 def test_chunks_that_change_their_shape_meanwhile(name: str) -> None:
@@ -411,7 +411,7 @@ def test_chunks_that_change_their_shape_meanwhile(name: str) -> None:
             while not stop.is_set():
                 number += 1
                 shape = (20, 25) if number % 2 else (500,)
-                vector.replace(0, np.full(shape, number, np.float32), refuse=False, timeout=10)
+                vector.replace(0, np.full(shape, number, np.float32), refuse=False, timeout=60)
 
         writer = threading.Thread(target=write)
         writer.start()
@@ -431,8 +431,8 @@ def test_chunks_that_change_their_shape_meanwhile(name: str) -> None:
             except sharedvector.DataModifiedError:
                 pass
         stop.set()
-        writer.join(20)
-        assert good > 0
+        writer.join(60)
+        assert not writer.is_alive() and good > 0
         untouched(vector)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ BORDERS = [
 ]
 
 
+@functools.cache  # hypothesis refuses a test whose examples take long to make
 def numbers(dtype: str, count: int = 3000) -> np.ndarray[Any, Any]:
     """The borders of all ranges, random bits, and small numbers."""
     rng = np.random.default_rng(7)
@@ -30,6 +34,7 @@ def numbers(dtype: str, count: int = 3000) -> np.ndarray[Any, Any]:
     with np.errstate(all="ignore"):
         values[: len(BORDERS)] = np.array(BORDERS).astype(found)
         values[count // 2 :] = rng.normal(scale=1e4, size=count - count // 2).astype(found)
+    values.flags.writeable = False
     return values
 
 
@@ -125,26 +130,42 @@ def test_large_arrays(threads: int) -> None:
     assert same(copy, values)
 
 
-def test_large_moves_give_the_gil_away() -> None:
-    values = np.zeros((512, 1024, 16), np.float64)
-    out = np.zeros(values.shape, np.float16)
-    moving = threading.Event()
-    done = threading.Event()
-    seen = 0
+def order_of_a_move(elements: int) -> list[str]:
+    """What comes first: the end of a move in a thread, or this thread, which waits for the GIL.
+
+    Nobody takes the GIL away here: this thread gets it once the other one gives it.
+    """
+    values, out = np.zeros(elements), np.zeros(elements, np.float16)
+    begun = threading.Lock()
+    order: list[str] = []
 
     def move() -> None:
-        moving.set()
-        for _ in range(5):
-            _core.move(out, values)
-        done.set()
+        begun.release()
+        _core.move(out, values)
+        order.append("moved")
 
     thread = threading.Thread(target=move)
-    thread.start()
-    assert moving.wait(20)
-    while not done.is_set():
-        seen += 1
-    thread.join(20)
-    assert seen > 1000
+    interval = sys.getswitchinterval()
+    begun.acquire()
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        begun.acquire()
+        order.append("looked")
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join(60)
+    return order
+
+
+@pytest.mark.parametrize(
+    ("elements", "order"), [(10, ["moved", "looked"]), (1 << 23, ["looked", "moved"])]
+)
+def test_large_moves_give_the_gil_away(elements: int, order: list[str]) -> None:
+    deadline = time.monotonic() + 60
+    # A busy machine may let a whole move pass before it wakes this thread.
+    while order_of_a_move(elements) != order:
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,9 @@ def test_waiting_ends_at_the_limit_and_names_the_segment(name: str) -> None:
         first = vector.reserve(4)
         started = time.monotonic()
         with pytest.raises(sharedvector.InUseError, match=name):
-            vector.reserve(4, timeout=0.2)
-        assert 0.15 < time.monotonic() - started < 2
-        with pytest.raises(sharedvector.InUseError):
+            vector.reserve(4, timeout=1.5)  # more than without timeout=
+        assert 1.5 <= time.monotonic() - started < 60
+        with pytest.raises(sharedvector.InUseError, match=r"in all 0\.00 s"):
             vector.replace(0, np.ones(4, np.float32), refuse=False, timeout=0)
         first.cancel()
         vector.reserve(4, timeout=0).cancel()
@@ -189,8 +189,8 @@ def test_waiting_leaves_other_threads_running(name: str) -> None:
         timer = threading.Timer(0.2, first.cancel)
         timer.start()
         started = time.monotonic()
-        with vector.reserve(4, timeout=20):
-            assert time.monotonic() - started < 10
+        with vector.reserve(4, timeout=120):
+            assert time.monotonic() - started < 60
         timer.join()
 
 
@@ -205,11 +205,12 @@ def raise_interrupted(number: int, frame: object) -> None:
 def test_append_waits_as_long_as_it_is_told(name: str) -> None:
     with SharedVector(name, slot_count=2, chunk_size=64, spare_buffers=1) as vector:
         held = [vector.reserve(4) for _ in range(3)]
-        for limit in (0, 0.2):
-            started = time.monotonic()
-            with pytest.raises(sharedvector.InUseError, match=name):
-                vector.append(np.zeros(4, np.float32), timeout=limit)
-            assert limit <= time.monotonic() - started < limit + 0.5
+        with pytest.raises(sharedvector.InUseError, match=rf"{name}.*in all 0\.00 s"):
+            vector.append(np.zeros(4, np.float32), timeout=0)
+        started = time.monotonic()
+        with pytest.raises(sharedvector.InUseError, match=name):
+            vector.append(np.zeros(4, np.float32), timeout=1.5)  # more than without timeout=
+        assert 1.5 <= time.monotonic() - started < 60
         with pytest.raises(ValueError, match="timeout"):
             vector.append(np.zeros(4, np.float32), timeout=-1)
         held.pop().cancel()
@@ -224,11 +225,11 @@ def test_waiting_can_be_interrupted(name: str) -> None:
         with SharedVector(name, slot_count=1, chunk_size=64, spare_buffers=1) as vector:
             vector.append(np.zeros(4, np.float32))
             with vector.reserve(4):
-                signal.setitimer(signal.ITIMER_REAL, 0.1)
                 started = time.monotonic()
                 with pytest.raises(InterruptedByTestError):
-                    vector.reserve(4, timeout=20)
-                assert time.monotonic() - started < 5
+                    signal.setitimer(signal.ITIMER_REAL, 0.3)
+                    vector.reserve(4, timeout=120)
+                assert time.monotonic() - started < 60
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -304,7 +305,7 @@ def test_a_killed_writer_leaves_no_claim(name: str) -> None:
             with pytest.raises(sharedvector.InUseError):
                 vector.reserve(4, timeout=0)
             kill(pid)
-            vector.reserve(4, timeout=1).publish(0)
+            vector.reserve(4, timeout=0).publish(0)
         vector.check()
 
 

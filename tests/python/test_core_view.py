@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import FLOATS, descriptors, filled, fresh_name, held_child, kill
+from core_support import FLOATS, descriptors, filled, fresh_name, growth, held_child, kill
 
 from sharedvector import SharedVector, _core
 
@@ -213,10 +212,6 @@ def test_dlpack_has_no_type_for_swapped_bytes(name: str) -> None:
 # ---- life --------------------------------------------------------------------------------------
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def read_in_every_way(vector: SharedVector, rounds: int) -> None:
     for _ in range(rounds):
         vector.get(0)
@@ -235,11 +230,8 @@ def test_reading_leaks_nothing(name: str) -> None:
         read_in_every_way(vector, 1000)
         gc.collect()
         references = (sys.getrefcount(dtype), sys.getrefcount(_core.View))
-        memory = resident_bytes()
-        read_in_every_way(vector, 20_000)
-        gc.collect()
+        assert growth(lambda: read_in_every_way(vector, 20_000), 2 << 20) < 2 << 20
         assert (sys.getrefcount(dtype), sys.getrefcount(_core.View)) == references
-        assert resident_bytes() - memory < 2 << 20
         assert vector.rows()[0]["pins"] == 0
 
 
@@ -259,15 +251,12 @@ def test_writing_leaks_nothing(name: str) -> None:
         work(500)
         gc.collect()
         references = (sys.getrefcount(dtype), sys.getrefcount(vector), sys.getrefcount(FLOATS))
-        memory = resident_bytes()
-        work(5_000)
-        gc.collect()
+        assert growth(lambda: work(5_000), 2 << 20) < 2 << 20
         assert references == (
             sys.getrefcount(dtype),
             sys.getrefcount(vector),
             sys.getrefcount(FLOATS),
         )
-        assert resident_bytes() - memory < 2 << 20
 
 
 def test_handles_leak_nothing(name: str) -> None:
@@ -283,7 +272,7 @@ def test_handles_leak_nothing(name: str) -> None:
     before = descriptors()
     references = sys.getrefcount(SharedVector)
     work(500)
-    assert descriptors() == before
+    assert descriptors() <= before
     assert sys.getrefcount(SharedVector) == references
     assert keeper.ref_count == 1
     keeper.close()
@@ -302,17 +291,15 @@ def test_attaching_again_and_again_leaks_nothing(name: str) -> None:
     before = descriptors()
     maps = len(Path("/proc/self/maps").read_text().splitlines())
     work(200)
-    assert descriptors() == before
-    assert abs(len(Path("/proc/self/maps").read_text().splitlines()) - maps) < 20
+    assert descriptors() <= before
+    assert len(Path("/proc/self/maps").read_text().splitlines()) - maps < 20
 
 
 def test_a_killed_reader_leaves_no_pin(name: str) -> None:
     with filled(name) as vector, held_child(lambda: SharedVector(name).get(0)[1:]) as pid:
         assert vector.get_chunk_ref_count(0) == 1
         kill(pid)
-        started = time.monotonic()
-        vector.replace(0, FLOATS)
-        assert time.monotonic() - started < 1
+        vector.replace(0, FLOATS, timeout=0)
         assert vector.get_chunk_ref_count(0) == 0
         assert vector.ref_count == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from pool_support import (
     running,
     spec,
     start,
+    supervisors,
     unique,
     wait_for,
 )
@@ -40,24 +42,28 @@ OWNER = """
         sys.argv[1], 4, producer=pool_support.spec(loader, num_producers=2), ready_timeout=50
     )
     print(handle.is_owner, flush=True)
-    time.sleep(120)
+    time.sleep(600)
 """
 
 
 def kill(*pids: int) -> None:
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended since it was seen
+            os.kill(pid, signal.SIGKILL)
+
+
+def freeze(pid: int) -> None:
+    """Stop a process, and wait until it has."""
+    os.kill(pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{pid}/stat")
+    wait_for(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "T")
 
 
 def family(pid: int) -> tuple[int, list[int]]:
     """The supervisor of an owner, and its workers."""
-    supervisors = [
-        child
-        for child in children(pid)
-        if b"_supervisor" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
-    assert len(supervisors) == 1
-    return supervisors[0], wait_for(lambda: children(supervisors[0]))
+    found = wait_for(lambda: supervisors(pid))
+    assert len(found) == 1
+    return found[0], wait_for(lambda: children(found[0]))
 
 
 @pytest.fixture
@@ -97,28 +103,37 @@ def test_stopped_processes_do_not_hold_up_the_end() -> None:
     handle = ensure_pool(unique("frozen"), 4, producer=producer, ready_timeout=50)
     supervisor, workers = family(os.getpid())
     for pid in (supervisor, *workers):
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
     began = time.monotonic()
     handle.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert not alive(supervisor)
     wait_for(lambda: not any(alive(pid) for pid in workers))
     assert files(handle.name) == []
 
 
-def test_a_supervisor_killed_while_filling_is_replaced() -> None:
-    name = unique("early")
+def filled(name: str) -> int:
+    """How many slots of a pool are filled; 0 where there is none yet."""
+    try:
+        return SharedVector(name, create=False).size()
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_supervisor_killed_while_filling_is_replaced(tmp_path: Path) -> None:
+    name, gate = unique("early"), tmp_path / "gate"
     code = """
         import sys
-        from pool_support import Constant, spec
+        from pool_support import Gated, spec
         from sharedvector import ensure_pool
-        producer = spec(Constant(delay=0.4))
-        with ensure_pool(sys.argv[1], 6, producer=producer, ready_timeout=50) as handle:
+        producer = spec(Gated(sys.argv[2], free=2))
+        with ensure_pool(sys.argv[1], 6, producer=producer, ready_timeout=100) as handle:
             print(len(handle.attach()))
     """
-    process = start(code, name)
-    wait_for(lambda: name in files(name) and SharedVector(name, create=False).size() >= 1, 30)
+    process = start(code, name, str(gate))
+    wait_for(lambda: filled(name) >= 1)
     kill(family(process.pid)[0])
+    gate.touch()
     status, out, err = ended(process)
     assert (status, out) == (0, "6\n"), err
 
@@ -132,13 +147,13 @@ def test_a_killed_owner_leaves_nothing_and_the_next_one_takes_over(loader: str) 
     name = unique("owner")
     with running(OWNER, name, loader) as owner:
         supervisor, workers = family(owner.pid)
-        follower = ensure_pool(name, 4, mode="attach", ready_timeout=20)
+        follower = ensure_pool(name, 4, mode="attach", ready_timeout=50)
         vector = follower.attach()
         array = vector.get(0)
         value = float(array[0, 0])
         kill(owner.pid)
-        wait_for(lambda: files(name) == [], 10)
-        wait_for(lambda: not any(alive(pid) for pid in (supervisor, *workers)), 10)
+        wait_for(lambda: files(name) == [])
+        wait_for(lambda: not any(alive(pid) for pid in (supervisor, *workers)))
     assert vector.retired and "died" in vector.retired_reason
     assert float(array[0, 0]) == value and len(vector) == 4
     assert follower.stats().slots == 4
@@ -155,64 +170,64 @@ def test_without_pidfd_the_owners_death_is_seen_by_its_lock() -> None:
     with running(code, name, "Constant") as owner:
         supervisor, workers = family(owner.pid)
         kill(owner.pid)
-        wait_for(lambda: files(name) == [], 10)
-        wait_for(lambda: not any(alive(pid) for pid in (supervisor, *workers)), 10)
+        wait_for(lambda: files(name) == [])
+        wait_for(lambda: not any(alive(pid) for pid in (supervisor, *workers)))
 
 
 def test_all_killed_at_once_the_next_takes_the_leftovers_over() -> None:
     name = unique("scancel")
     with running(OWNER, name, "Constant") as owner:
         supervisor, workers = family(owner.pid)
-        os.kill(supervisor, signal.SIGSTOP)  # so that it cannot clean up in between
+        freeze(supervisor)  # so that it cannot clean up in between
         kill(owner.pid, supervisor, *workers)
-        owner.wait(20)
+        owner.wait(60)
         assert name in files(name) and f"{name}.ready" in files(name)
     with ensure_pool(name, 4, producer=spec(), ready_timeout=50) as successor:
         assert successor.is_owner and refreshes(successor.attach())
     assert files(name) == []
 
 
-def test_an_owner_killed_while_filling_is_replaced_at_once() -> None:
-    name = unique("ddp")
+def test_an_owner_killed_while_filling_is_replaced_at_once(tmp_path: Path) -> None:
+    name, gate = unique("ddp"), tmp_path / "gate"
     code = """
-        import sys, time
-        from pool_support import Constant, spec
+        import sys
+        from pool_support import Gated, spec
         from sharedvector import ensure_pool
-        producer = spec(Constant(delay=0.5))
+        producer = spec(Gated(sys.argv[2], free=1))
         handle = ensure_pool(sys.argv[1], 6, producer=producer, ready_timeout=600)
         print(handle.is_owner, handle.attach().generation, flush=True)
         sys.stdin.readline()
         handle.close()
     """
-    ranks = [start(code, name, stdin=-1) for _ in range(3)]
+    ranks = [start(code, name, str(gate), stdin=-1) for _ in range(3)]
     try:
-        wait_for(lambda: any(children(rank.pid) for rank in ranks), 20)
-        (owner,) = [rank for rank in ranks if children(rank.pid)]
-        wait_for(lambda: name in files(name) and SharedVector(name, create=False).size() >= 1, 20)
+        wait_for(lambda: filled(name) >= 1)
+        (owner,) = [rank for rank in ranks if supervisors(rank.pid)]
         owner.kill()
+        gate.touch()
         survivors = [rank for rank in ranks if rank is not owner]
         began = time.monotonic()
         lines = [rank.stdout.readline().split() for rank in survivors]  # type: ignore[union-attr]
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 100
         assert sorted(who for who, _ in lines) == ["False", "True"]
         assert len({generation for _, generation in lines}) == 1
     finally:
         for rank in ranks:
             ended(rank)
-    wait_for(lambda: files(name) == [], 10)
+    wait_for(lambda: files(name) == [])
 
 
 def test_the_old_supervisor_touches_nothing_of_a_new_owner() -> None:
     name = unique("heir")
     with running(OWNER, name, "Constant") as owner:
         supervisor, workers = family(owner.pid)
-        os.kill(supervisor, signal.SIGSTOP)
+        freeze(supervisor)
         kill(owner.pid)
-        owner.wait(20)
+        owner.wait(60)
         with ensure_pool(name, 4, producer=spec(), ready_timeout=50) as successor:
             os.kill(supervisor, signal.SIGCONT)
             assert successor.is_owner
-            wait_for(lambda: not any(alive(pid) for pid in (supervisor, *workers)), 10)
+            wait_for(lambda: not any(alive(pid) for pid in (supervisor, *workers)))
             assert files(name) == sorted([name, f"{name}.lock", f"{name}.ready"])
             assert refreshes(successor.attach())
             assert successor.attach().generation == successor.generation
@@ -226,20 +241,20 @@ def test_a_killed_reader_gives_its_buffers_back(handle: PoolHandle) -> None:
     code = """
         import sys, time
         from sharedvector import ensure_pool
-        vector = ensure_pool(sys.argv[1], 4, mode="attach", ready_timeout=20).attach()
+        vector = ensure_pool(sys.argv[1], 4, mode="attach", ready_timeout=50).attach()
         held = []
         for _ in range(50):  # more views than there are spare buffers
             held += [vector.get(slot) for slot in range(4)]
             time.sleep(0.01)
         print("held", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """
     vector = handle.attach()
     with running(code, handle.name) as reader:
         assert any(vector.get_chunk_ref_count(slot) for slot in range(4))
         kill(reader.pid)
-        reader.wait(20)
-        assert refreshes(vector, 10, count=10)
+        reader.wait(60)
+        assert refreshes(vector, count=10)
     wait_for(lambda: not any(vector.get_chunk_ref_count(slot) for slot in range(4)))
 
 
@@ -270,11 +285,11 @@ def test_writers_killed_at_any_moment_damage_nothing() -> None:
                 while time.monotonic() < deadline:
                     _all_whole(vector)
                 writer.kill()
-                writer.wait(20)
+                writer.wait(60)
             began = time.monotonic()
             for slot in range(4):
-                vector.replace(slot, np.full(1 << 14, slot, np.float32), refuse=False, timeout=2)
-            assert time.monotonic() - began < 5
+                vector.replace(slot, np.full(1 << 14, slot, np.float32), refuse=False, timeout=30)
+            assert time.monotonic() - began < 30
             _all_whole(vector)
             vector.check()
     finally:
@@ -307,13 +322,13 @@ def test_killed_in_the_middle_of_an_election_nobody_waits(tmp_path: Path) -> Non
         time.sleep(float(pause.uniform(0, 0.5)))
         process.kill()
         _reap(process)
-    status, out, err = run(code, name, seconds=30)
+    status, out, err = run(code, name)
     assert (status, out) == (0, "go\n"), err
-    wait_for(lambda: files(name) == [], 10)
+    wait_for(lambda: files(name) == [])
 
 
 def _reap(process: subprocess.Popen[str]) -> None:
-    process.wait(20)
+    process.wait(60)
     for stream in (process.stdout, process.stderr):
         if stream is not None:
             stream.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -164,20 +165,72 @@ def test_dtypes_that_only_differ_in_name_are_equal(name: str) -> None:
         assert vector.get(0).tolist() == [0, 1, 2, 3]
 
 
-def test_the_byte_order_of_extension_types_travels(name: str) -> None:
+@pytest.mark.parametrize("kind", ["bfloat16", "complex32", "float8_e4m3fn", "int4"])
+def test_extension_types_in_swapped_byte_order_are_refused(name: str, kind: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes")
-    native = np.dtype(ml_dtypes.bfloat16)
-    swapped = native.newbyteorder(">" if native.newbyteorder("<").isnative else "<")
-    array = np.array([1.5, 2, -3], native).astype(swapped)
-    text = encode_dtype(swapped)
-    assert text[1:] == "bfloat16" and decode_dtype(text) == swapped != native
-    assert encode_dtype(np.dtype(ml_dtypes.float8_e4m3fn).newbyteorder(">")) == "float8_e4m3fn"
-    with SharedVector(name, slot_count=1, chunk_size=64, dtype=swapped) as vector:
-        vector.append(array)
-        with SharedVector(name, create=False) as other:
-            assert other.get(0).astype("f4").tolist() == [1.5, 2, -3]
-        with pytest.raises(ValueError, match="bfloat16"):
-            SharedVector(name, create=False, dtype=native)
+    if not hasattr(ml_dtypes, kind):
+        pytest.skip(f"this version of ml_dtypes has no {kind}")
+    native = np.dtype(getattr(ml_dtypes, kind))
+    order = ">" if native.newbyteorder("<").isnative else "<"
+    swapped = native.newbyteorder(order)
+    nested: list[Any] = [
+        swapped,
+        [("a", "i4"), ("b", swapped)],
+        [("a", swapped, (2, 3))],
+        [("outer", [("x", "u1"), ("y", swapped, (4,))], (2,)), ("z", "?")],
+        {"names": ["a"], "formats": [swapped], "offsets": [8], "itemsize": 16},
+    ]
+    for dtype in map(np.dtype, nested):
+        for refuse in (
+            as_dtype,
+            encode_dtype,
+            lambda dtype: SharedVector(name, slot_count=1, dtype=dtype),
+        ):
+            with pytest.raises(ValueError, match=rf"{kind} should have .*newbyteorder\('='\)"):
+                refuse(dtype)
+        mended = dtype.newbyteorder("=")
+        assert as_dtype(mended) == decode_dtype(encode_dtype(mended)) == mended
+    with pytest.raises(ValueError, match=rf"not a dtype: '{order}{kind}'"):
+        decode_dtype(f"{order}{kind}")
+    with SharedVector(name, slot_count=1, chunk_size=64, dtype=native) as vector:
+        with pytest.raises(ValueError, match="dtype mismatch"):
+            vector.append(np.zeros(3, native).astype(swapped))
+        assert len(vector) == 0
+
+
+@pytest.mark.parametrize(
+    "text", [">nonsense", "<float33", "=bfloat17", "f4,(2", "(3 3,)f4", "S-1", "é"]
+)
+def test_an_unknown_dtype_is_named_in_full(text: str) -> None:
+    for look in (as_dtype, decode_dtype):
+        with pytest.raises(ValueError, match=re.escape(f"not a dtype: {text!r}")):
+            look(text)
+
+
+@pytest.mark.parametrize("field", ["offsets", "itemsize"])
+def test_numbers_beyond_all_memory_are_no_dtype(field: str) -> None:
+    spelled: dict[str, Any] = {"names": ["a"], "formats": ["f4"], "offsets": [0], "itemsize": 4}
+    spelled[field] = [10**30] if field == "offsets" else 10**30
+    with pytest.raises(ValueError, match="not a dtype"):
+        as_dtype(spelled)
+    with pytest.raises(ValueError, match="not a dtype"):
+        decode_dtype(repr(spelled))
+
+
+@pytest.mark.parametrize(
+    ("call", "value", "told"),
+    [
+        (encode_dtype, "float32", "dtype should be a numpy.dtype, got 'float32'"),
+        (encode_dtype, np.float32, "dtype should be a numpy.dtype, got <class"),
+        (encode_dtype, None, "dtype should be a numpy.dtype, got None"),
+        (decode_dtype, np.dtype("f4"), r"text should be a str, got dtype\('float32'\)"),
+        (decode_dtype, None, "text should be a str, got None"),
+        (decode_dtype, b"float32", "text should be a str, got b'float32'"),
+    ],
+)
+def test_a_dtype_and_its_text_are_told_apart(call: Any, value: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        call(value)
 
 
 @pytest.mark.parametrize("field", ["x, y", "a', 'b", 'q", "', "(1, 2)", " "])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +24,7 @@ def name() -> Iterator[str]:
 
 def replaceable(vector: SharedVector, slot: int) -> bool:
     try:
-        vector.replace(slot, FLOATS + 50)
+        vector.replace(slot, FLOATS + 50, timeout=0)
     except sharedvector.InUseError:
         return False
     return True
@@ -57,7 +56,7 @@ def test_grandchildren_do_too(name: str) -> None:
 
         def child() -> None:
             vector.get(1)
-            assert in_child(grandchild, 10) == 0
+            assert in_child(grandchild) == 0
             vector.get(1)
 
         assert in_child(child) == 0
@@ -157,7 +156,7 @@ def test_forks_in_the_middle_of_gathers_leave_no_pins(name: str) -> None:
                     assert all(row["pins"] == 0 for row in children)
         finally:
             stop.set()
-            thread.join(20)
+            thread.join(60)
         assert not thread.is_alive()
         assert vector.get_chunk_ref_count(0) == 0
 
@@ -169,9 +168,7 @@ def test_killed_children_do_not_use_up_rows(name: str) -> None:
             with held_child(lambda: (SharedVector(name).get(1), vector.get(2))) as pid:
                 kill(pid)
         assert (view == FLOATS).all()
-        started = time.monotonic()
         assert replaceable(vector, 1)
         assert replaceable(vector, 2)
-        assert time.monotonic() - started < 1
         assert vector.ref_count == 1
         vector.check()

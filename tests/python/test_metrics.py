@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import re
 import signal
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -99,19 +101,20 @@ def test_what_is_none_is_left_out() -> None:
     assert "sharedvector_shm_bytes" in names
 
 
-def test_orphans_by_kind() -> None:
+def test_orphans_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     def die() -> None:
-        kept = share(np.zeros(1 << 17), prefix=f"metrics{os.getppid()}")
+        kept = share(np.zeros(1 << 17))
         os.kill(os.getpid(), signal.SIGKILL)
         del kept
 
-    assert in_child(die) == -signal.SIGKILL
-    try:
+    with tempfile.TemporaryDirectory(prefix=f"svtest-{os.getpid()}-", dir="/dev/shm") as apart:
+        monkeypatch.setenv("SHAREDVECTOR_SHM_DIR", apart)  # other tests leave orphans and sweep
+        assert in_child(die) == -signal.SIGKILL
         told = scrape(DiagnosticsCollector())
-        assert told["sharedvector_orphans", (("kind", "block"),)] >= 1
-        assert told["sharedvector_orphans_bytes", (("kind", "block"),)] >= 1 << 20
-    finally:
-        assert len(sweep(f"metrics{os.getpid()}")) == 1
+        assert told["sharedvector_orphans", (("kind", "block"),)] == 1
+        assert told["sharedvector_orphans", (("kind", "pool"),)] == 0
+        (swept,) = sweep()
+        assert told["sharedvector_orphans_bytes", (("kind", "block"),)] == swept.bytes >= 1 << 20
 
 
 def test_a_scrape_looks_anew() -> None:
@@ -121,6 +124,7 @@ def test_a_scrape_looks_anew() -> None:
     def made() -> float:
         return samples(generate_latest(registry).decode())["sharedvector_blocks_made", ()]
 
+    gc.collect()  # blocks that earlier tests left to it are not to go while others are counted
     before = made()
     with share(np.arange(10)):
         assert made() == before + 1
@@ -152,9 +156,25 @@ def test_statistics_of_pools() -> None:
 
 
 def test_pools_have_different_names() -> None:
-    pool: Any = type("Named", (), {"name": "run42"})()
+    pool: Any = type("Named", (), {"name": "run42", "stats": lambda self: None})()
     with pytest.raises(ValueError, match="run42"):
         DiagnosticsCollector(pool, pool)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [3, "run42", None, [], Pool, type("Named", (), {"name": "run42"})()],
+    ids=lambda it: type(it).__name__,
+)
+def test_what_is_no_pool_is_refused_by_its_place(pool: Any) -> None:
+    known: Any = Pool("known", None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"pools\[1\] should be a pool's handle, dataset or serv"):
+        DiagnosticsCollector(known, pool)
+
+
+def test_the_text_is_that_of_diagnostics() -> None:
+    with pytest.raises(TypeError, match=r"found should be a Diagnostics, got 3; diagnostics\(\)"):
+        exposition(3)  # type: ignore[arg-type]
 
 
 def test_without_prometheus_client_the_error_says_what_to_install() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import Any
 
+import numpy as np
 import pytest
 from pool_support import Constant, Into, Threaded
 
@@ -61,7 +64,13 @@ def test_a_loader_whose_attributes_cannot_be_read_is_a_plain_one() -> None:
     assert (made.threads, made.spares) == (1, 4)
 
 
-@pytest.mark.parametrize("at_once", [0, -1, 2.0, "4", None])
+def test_buffers_at_once_may_be_numpys() -> None:
+    loader: Any = Constant()
+    loader.buffers_at_once = np.int64(2)
+    assert plan(loader).spares == 8
+
+
+@pytest.mark.parametrize("at_once", [0, -1, 2.0, "4", None, np.float32(2)])
 def test_a_senseless_number_of_buffers_is_refused(at_once: Any) -> None:
     loader: Any = Constant()
     loader.buffers_at_once = at_once
@@ -87,17 +96,92 @@ def test_a_loader_without_a_length_needs_a_number_of_sources() -> None:
     assert ProducerSpec(short, 4096, source_size=3).resolve_source_size() == 3
 
 
+# ---- numbers -----------------------------------------------------------------------------------
+
+
+NUMPYS: dict[str, Any] = {
+    "chunk_size": np.int64(4096),
+    "source_size": np.uint8(8),
+    "num_producers": np.int16(200),
+    "spare_buffers": np.uint8(3),
+    "sleep_seconds": np.float32(0.5),
+}
+
+
+def test_numpys_numbers_are_kept_as_plain_ones() -> None:
+    plain = {name: value.item() for name, value in NUMPYS.items()}
+    limit = {"producer_join_timeout": np.int64(3)}
+    loader = Constant()
+    made = ProducerSpec(loader, **NUMPYS, **limit)
+    assert made == ProducerSpec(loader, **plain, producer_join_timeout=3)
+    for name, value in plain.items():
+        assert type(getattr(made, name)) is type(value)
+    assert type(made.producer_join_timeout) is float
+    told = Plan(Constant(), slot_count=np.int32(64), join_timeout=np.float64(3), **NUMPYS)  # type: ignore[arg-type]
+    fields = {name: value for name, value in vars(told).items() if name != "loader"}
+    assert json.loads(json.dumps(fields)) == fields  # which is how it travels
+    assert (told.workers, told.spares) == (64, 3)
+
+
 @pytest.mark.parametrize("field", ["num_producers", "chunk_size", "source_size", "slot_count"])
 def test_counts_are_integers(field: str) -> None:
     settings: dict[str, Any] = {"source_size": 8, "slot_count": 4, "chunk_size": 4096}
-    with pytest.raises(TypeError, match=f"^{field} should be an integer, got '4'"):
-        Plan(Constant(), **{**settings, field: "4"})
+    for bad in ("4", 4.0, True, None):
+        with pytest.raises(TypeError, match=f"^{field} should be an integer, got {bad!r}"):
+            Plan(Constant(), **{**settings, field: bad})
+    for none in (0, -1):
+        with pytest.raises(ValueError, match=f"^{field} should be 1 or more, got {none}"):
+            Plan(Constant(), **{**settings, field: none})
 
 
-def test_a_kind_that_does_not_exist_is_refused_at_once() -> None:
-    bad: Any = "fork"
-    words = r"producer_kind should be one of \('auto', 'process', 'thread'\), got 'fork'"
-    with pytest.raises(ValueError, match=words):
-        ProducerService("svplan", Constant(), 8, 4, 4096, producer_kind=bad)
-    with pytest.raises(ValueError, match=words):
-        ProducerSpec(Constant(), 4096, producer_kind=bad)._plan(4)
+@pytest.mark.parametrize("field", ["sleep_seconds", "join_timeout"])
+@pytest.mark.parametrize("bad", [-1, float("inf"), float("nan")])
+def test_times_of_a_plan_are_finite_and_not_negative(field: str, bad: float) -> None:
+    with pytest.raises(ValueError, match=f"{field} should be a finite number of seconds, 0 or"):
+        plan(**{field: bad})
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "words"),
+    [
+        ("chunk_size", 1.5, "an integer, got 1.5"),
+        ("chunk_size", 0, "1 or more, got 0"),
+        ("source_size", "8", "an integer, got '8'"),
+        ("source_size", 0, "1 or more, got 0"),
+        ("num_producers", None, "an integer, got None"),
+        ("spare_buffers", 0, "1 or more, got 0"),
+        ("spare_buffers", 2.0, "an integer, got 2.0"),
+        ("sleep_seconds", -0.1, "a finite number of seconds, 0 or more, got -0.1"),
+        ("sleep_seconds", "1", "a number of seconds, got '1'"),
+        ("producer_join_timeout", -1, "a finite number of seconds, 0 or more, got -1"),
+        ("producer_kind", "fork", "one of \\('auto', 'process', 'thread'\\), got 'fork'"),
+        ("dtype", "no such dtype", "a fixed-size NumPy dtype .*, got 'no such dtype'"),
+        ("dtype", None, "a fixed-size NumPy dtype .*, got None"),
+    ],
+)
+def test_every_field_is_checked_when_it_is_said_how_to_feed_a_pool(
+    field: str, bad: Any, words: str
+) -> None:
+    settings: dict[str, Any] = {"chunk_size": 4096, field: bad}
+    with pytest.raises((TypeError, ValueError), match=f"^{field} should be {words}"):
+        ProducerSpec(Constant(), **settings)
+    at_once: dict[str, Any] = {"source_size": 8, "slot_count": 4, **settings}
+    with pytest.raises((TypeError, ValueError), match=f"^{field} should be {words}"):
+        ProducerService("svplan", Constant(), **at_once)
+
+
+def test_what_may_be_left_open_stays_open() -> None:
+    made = ProducerSpec(Constant(), 4096, source_size=None, spare_buffers=None)
+    assert (made.source_size, made.spare_buffers) == (None, None)
+    assert made.resolve_source_size() == 8
+    unsized: Any = None
+    with pytest.raises(TypeError, match="source_size should be an integer, got None"):
+        ProducerService("svplan", Constant(), unsized, 4, 4096)
+
+
+def test_the_log_level_of_a_service() -> None:
+    for level in ("INFO", "info", 20, np.int64(20)):
+        made = ProducerService("svplan", Constant(), 8, 4, 4096, log_level=level)  # type: ignore[arg-type]
+        assert made._plan.log_level == logging.INFO and type(made._plan.log_level) is int
+    with pytest.raises(ValueError, match=r"^log_level should be .*'INFO'.* 20, got 'LOUD'"):
+        ProducerService("svplan", Constant(), 8, 4, 4096, log_level="LOUD")

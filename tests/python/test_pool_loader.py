@@ -250,6 +250,12 @@ def test_transforms_change_batches(fill: Fill) -> None:
     assert [int(fill.vector.get(k).max()) for k in (0, 11)] == [191, 11191]  # type: ignore[attr-defined]
 
 
+def test_no_transforms(fill: Fill) -> None:
+    handle = fill(chunks())
+    for none in (None, (), []):
+        assert slots(next(iter(PoolLoader(handle, 4, transforms=none))))
+
+
 def test_memory_is_used_again_only_when_dropped(fill: Fill) -> None:
     handle = fill(chunks())
     loader = PoolLoader(handle, 4, steps=40, prefetch=2)
@@ -359,6 +365,7 @@ def test_more_bad_arguments(fill: Fill) -> None:
         "scale": ("x", "scale should be a number, got 'x'"),
         "seed": (1.5, "seed should be an integer, got 1.5"),
         "dtype": ("complex64", "dtype.*no conversion from float32 to complex64"),
+        "transforms": (len, "transforms should be a sequence .*, got <built-in function len>"),
     }
     for name, (value, message) in named.items():
         with pytest.raises(TypeError, match=f"^{message}"):
@@ -405,7 +412,7 @@ def test_pinned_batches(fill: Fill) -> None:
 
 
 def test_pool_that_ends(name: str) -> None:
-    handle = ensure_pool(name, 4, producer=spec(Constant(8)), ready_timeout=60)
+    handle = ensure_pool(name, 4, producer=spec(Constant(8)), ready_timeout=150)
     loader = PoolLoader(handle, 2, steps=10**6, prefetch=1)
     iterator = iter(loader)
     assert next(iterator)["data"].shape == (2, 1, 4, 8)
@@ -458,9 +465,12 @@ def test_chunks_are_whole_while_they_are_replaced(fill: Fill) -> None:
     writer.start()
     try:
         newest = 0.0
-        for batch in PoolLoader(handle, 4, steps=300, sampling="permutation"):
+        loader = PoolLoader(handle, 4, steps=100_000, sampling="permutation")
+        for step, batch in enumerate(loader):
             assert bool((batch["data"].flatten(1) == batch["spacing"]).all())
             newest = max(newest, float(batch["spacing"].max()))
+            if step >= 300 and newest > 3:  # the writer has had its turn
+                break
         assert newest > 3
     finally:
         ended.set()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sharedvector import spacing
+from sharedvector.cli import spacing_manifest_main
 from sharedvector.spacing import collect_spacings, write_spacing_manifest
 
 
@@ -123,9 +124,69 @@ def test_manifest(root: Path, tmp_path: Path) -> None:
         write_spacing_manifest(root, tmp_path / "missing" / "out.json")
 
 
+def test_the_command_says_it_in_one_line(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spacing, "collect_spacings", refuse)
+    assert spacing_manifest_main([str(root), "--output", str(root / "gone" / "x.json")]) == 1
+    assert capsys.readouterr().err == (
+        f"sharedvector-spacing-manifest: wanted to write x.json, but {root}/gone does not exist; "
+        "make it first\n"
+    )
+
+
 def test_manifest_of_a_url(root: Path) -> None:
     assert write_spacing_manifest(root.as_uri()) == root / "spacing.json"
     assert (root / "spacing.json").is_file()
+
+
+def test_output_may_be_a_file_url(root: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out 1.json"
+    assert write_spacing_manifest(root, output.as_uri()) == output
+    assert json.loads(output.read_text()) == collect_spacings(root)
+    with pytest.raises(FileNotFoundError, match=r"^output should be a path .*got s3://b/out\.json"):
+        write_spacing_manifest(root, "s3://b/out.json")
+
+
+@pytest.mark.parametrize("output", [None, "out.json"])
+def test_another_working_directory_does_not_move_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str | None
+) -> None:
+    monkeypatch.chdir(root.parent)
+    collect = spacing.collect_spacings
+
+    def collect_and_go(*arguments: Any) -> dict[str, list[float]]:
+        found = collect(*arguments)
+        monkeypatch.chdir("/")
+        return found
+
+    monkeypatch.setattr(spacing, "collect_spacings", collect_and_go)
+    written = write_spacing_manifest(root.name, output)
+    assert written == (root / "spacing.json" if output is None else root.parent / output)
+    assert written.is_file()
+
+
+def refuse(*arguments: Any) -> Any:
+    raise AssertionError("the work has begun")
+
+
+def test_output_that_cannot_be_is_refused_before_the_work(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spacing, "collect_spacings", refuse)
+    (root / "file").touch()
+    for output, kind, words in (
+        ("gone/x.json", FileNotFoundError, f"{root}/gone does not exist; make it first"),
+        ("file/x.json", NotADirectoryError, f"{root}/file is no directory"),
+        ("a", IsADirectoryError, f"{root}/a is a directory; name a file in it"),
+    ):
+        with pytest.raises(kind, match=words):
+            write_spacing_manifest(root, root / output)
+    monkeypatch.setattr(spacing.os, "access", lambda path, mode: path != root)
+    with pytest.raises(PermissionError, match=rf"{root} cannot be written.*\(output\)"):
+        write_spacing_manifest(root)
+    with pytest.raises(FileNotFoundError, match="nope does not exist"):
+        write_spacing_manifest(root / "nope")
 
 
 def test_empty_manifest_is_json(root: Path) -> None:

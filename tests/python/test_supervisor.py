@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pool_support import (
+    LIMIT,
+    Constant,
     Dies,
     DiesOnce,
     Noisy,
@@ -29,23 +35,19 @@ from pool_support import (
     run,
     running,
     spec,
+    supervisors,
     unique,
     wait_for,
 )
 
-from sharedvector import PoolHandle, PoolSpawnError, _core, ensure_pool
+from sharedvector import PoolHandle, PoolSpawnError, _core, ensure_pool, remove_shared_memory
 from sharedvector._launch import pack_loader
 from sharedvector._verdict import Verdict, status_words
 
 
 def supervisor_of_this_process() -> int:
-    found = [
-        pid
-        for pid in children(os.getpid())
-        if b"_supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    assert len(found) == 1
-    return found[0]
+    (found,) = supervisors()
+    return found
 
 
 # ---- the verdict -------------------------------------------------------------------------------
@@ -158,7 +160,7 @@ MAIN = """
     print("starting")
     try:
         with ensure_pool(
-            sys.argv[1], 2, producer=ProducerSpec(Mine(), 4096, num_producers=1), ready_timeout=30
+            sys.argv[1], 2, producer=ProducerSpec(Mine(), 4096, num_producers=1), ready_timeout=50
         ) as handle:
             print("value", handle.attach().get(0)[0] >= 40)
     except PoolSpawnError as error:
@@ -172,7 +174,7 @@ def test_a_loader_of_an_unguarded_main_program_goes_by_cloudpickle() -> None:
 
 
 def test_without_cloudpickle_the_error_comes_at_once_and_says_what_to_do() -> None:
-    status, out, err = run(MAIN, unique("main"), "without", seconds=20)
+    status, out, err = run(MAIN, unique("main"), "without")
     assert status == 0, err
     assert "error the loader cannot be sent" in out
     assert "Mine is defined in the main program" in out
@@ -196,7 +198,7 @@ def test_a_loader_of_the_main_program_in_a_spawned_child(tmp_path: Path) -> None
 
             def rank(name):
                 producer = ProducerSpec(Mine(), 4096, num_producers=1)
-                with ensure_pool(name, 2, producer=producer, ready_timeout=30) as handle:
+                with ensure_pool(name, 2, producer=producer, ready_timeout=50) as handle:
                     print(handle.is_owner, len(handle.attach()), flush=True)
 
             if __name__ == "__main__":
@@ -212,15 +214,38 @@ def test_a_loader_of_the_main_program_in_a_spawned_child(tmp_path: Path) -> None
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "True 2\n"), done.stderr
 
 
-def test_what_does_not_pickle_at_all_is_refused() -> None:
-    with pytest.raises(PoolSpawnError, match="move the loader to a module"):
-        pack_loader(sys.stderr)
+@pytest.mark.parametrize("without", [True, False])
+def test_what_holds_something_that_cannot_be_sent_is_refused_with_what_to_do(
+    without: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if without:
+        monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    loader: Any = Constant()
+    loader.lock = threading.Lock()
+    with pytest.raises(
+        PoolSpawnError, match=r"cannot be sent .*lock.*; leave what cannot"
+    ) as found:
+        pack_loader(loader)
+    assert "__getstate__" in str(found.value) and "pip install" not in str(found.value)
+
+
+def test_what_no_module_has_needs_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local(source_index: int) -> list[Any]:
+        return []
+
+    for loader in (lambda source_index: [], local):
+        assert pack_loader(loader)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    for loader in (lambda source_index: [], local):
+        words = r"cannot be sent .*local.*; move the loader to a module .*, or pip install cloud"
+        with pytest.raises(PoolSpawnError, match=words):
+            pack_loader(loader)
 
 
 # ---- hopeless starts ---------------------------------------------------------------------------
@@ -238,7 +263,7 @@ def test_what_does_not_pickle_at_all_is_refused() -> None:
 def test_hopeless_workers_end_the_start_in_seconds(loader: Any, words: str) -> None:
     with pytest.raises(PoolSpawnError, match=words):
         ensure_pool(unique("dies"), 4, producer=spec(loader), ready_timeout=50)
-    assert children(os.getpid()) == []
+    assert supervisors() == []
 
 
 def test_workers_that_cannot_be_started_are_hopeless() -> None:
@@ -263,7 +288,7 @@ def test_workers_that_cannot_be_started_are_hopeless() -> None:
             began = time.monotonic()
             supervisor = _supervision.Supervisor(job, -1, -1, write_end, os.pipe(), 0)
             status = supervisor.run()
-            assert status == EXIT_FATAL and time.monotonic() - began < 10
+            assert status == EXIT_FATAL and time.monotonic() - began < 50
             print(json.loads(os.read(read_end, 65536))["error"])
         finally:
             os.unlink(os.path.join(vector.directory, name))
@@ -274,14 +299,141 @@ def test_workers_that_cannot_be_started_are_hopeless() -> None:
     assert "0/4 slots filled" in out
 
 
+def test_a_worker_that_has_ended_is_not_ended_again_when_the_segment_is_gone() -> None:
+    code = """
+        import os, subprocess, sys
+        from sharedvector import SharedVector, _supervision
+        from sharedvector._job import EXIT_STALE, Job
+
+        name = sys.argv[1]
+        vector = SharedVector(name, chunk_size=4096, slot_count=4, exclusive=True, owned=True)
+        os.unlink(os.path.join(vector.directory, name))
+        job = Job(
+            name=name, directory=vector.directory, lock_dir="/dev/shm", slot_count=4,
+            generation=vector.generation, source_size=8, num_producers=1, threads=1,
+            sleep_seconds=0.0, join_timeout=1.0, log_level=20, seed=1,
+        )
+        worker = os.posix_spawn("/bin/false", ["false"], {})
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+        owner_fd = os.pidfd_open(os.getpid())
+        supervisor = _supervision.Supervisor(job, -1, owner_fd, -1, os.pipe(), worker)
+        print(supervisor.run() == EXIT_STALE)
+    """
+    status, out, err = run(code, unique("stale"))
+    assert (status, out) == (0, "True\n"), err
+
+
+def test_a_signal_that_was_held_back_does_not_end_a_supervisor_before_it_can_bury() -> None:
+    code = """
+        import os, signal, subprocess, sys, threading
+        from sharedvector import SharedVector
+        from sharedvector._job import Job
+        from sharedvector._launch import open_parcel
+        from sharedvector._supervision import supervise
+
+        name = sys.argv[1]
+        vector = SharedVector(name, chunk_size=4096, slot_count=4, exclusive=True, owned=True)
+        job = Job(
+            name=name, directory=vector.directory, lock_dir="/dev/shm", slot_count=4,
+            generation=vector.generation, source_size=8, num_producers=1, threads=1,
+            sleep_seconds=0.0, join_timeout=1.0, log_level=20, seed=1,
+        )
+        owner = subprocess.Popen(["/bin/false"])
+        owner_fd = os.pidfd_open(owner.pid)
+        worker = os.posix_spawn("/bin/false", ["false"], {})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # NumPy's threads block nothing
+        with open_parcel(job, b"") as parcel:
+            status = supervise(parcel.fileno(), owner_fd, -1, os.pipe(), worker)
+        print(status, os.path.exists(os.path.join(vector.directory, name)))
+    """
+    name = unique("held")
+    try:
+        status, out, err = run(code, name)
+        assert (status, out) == (0, "0 False\n"), err
+    finally:
+        remove_shared_memory(name)
+
+
+TOLD_TO_STOP = """
+    import os, signal, subprocess, sys
+    from sharedvector import SharedVector, _core, _supervision
+    from sharedvector._job import Job
+
+    name, ending = sys.argv[1:]
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    vector = SharedVector(name, chunk_size=4096, slot_count=4, exclusive=True, owned=True)
+    job = Job(
+        name=name, directory=vector.directory, lock_dir="/dev/shm", slot_count=4,
+        generation=vector.generation, source_size=8, num_producers=1, threads=1,
+        sleep_seconds=0.0, join_timeout=1.0, log_level=20, seed=1,
+    )
+    supervisor = _supervision.Supervisor(job, -1, os.pidfd_open(owner.pid), -1, os.pipe(), 0)
+    end_workers = supervisor._end_workers
+
+    def then_the_owner_dies(limit):
+        end_workers(limit)
+        owner.kill()
+
+    if ending == "owner dies":
+        supervisor._end_workers = then_the_owner_dies
+        _supervision._DYING_LIMIT = 600
+    elif ending == "owner lives":
+        _supervision._DYING_LIMIT = 0.1
+    else:
+        vector.retire(_core.RETIRED_CLOSED)
+        _supervision._DYING_LIMIT = 600
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(supervisor.run(), os.path.exists(os.path.join(vector.directory, name)))
+    owner.kill()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "there"), [("owner dies", False), ("owner lives", True), ("owner closes", True)]
+)
+def test_who_is_told_to_stop_by_others_than_the_owner_waits_whether_it_dies_too(
+    ending: str, there: bool
+) -> None:
+    name = unique("told")
+    try:
+        status, out, err = run(TOLD_TO_STOP, name, ending)
+        assert (status, out) == (0, f"0 {there}\n"), err
+        assert files(name) == ([name] if there else [])
+    finally:
+        remove_shared_memory(name)
+
+
+def test_a_supervisor_told_to_stop_before_it_is_up_still_buries_its_owner() -> None:
+    code = """
+        import os, signal, subprocess, sys
+        from pool_support import Silent, spec
+        from sharedvector import ensure_pool
+
+        class Told(subprocess.Popen):
+            def __init__(self, *arguments, **settings):
+                super().__init__(*arguments, **settings)
+                self.send_signal(signal.SIGTERM)
+                os._exit(7)
+
+        subprocess.Popen = Told
+        ensure_pool(sys.argv[1], 4, producer=spec(Silent(4)), ready_timeout=100)
+    """
+    name = unique("early")
+    status, _, err = run(code, name)
+    assert status == 7, err
+    wait_for(lambda: not files(name))
+
+
 def test_a_wrong_dtype_ends_the_start_after_a_few_sources(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    began = time.monotonic()
-    with pytest.raises(PoolSpawnError, match=r"of 5000 sources tried .*has dtype uint8"):
-        ensure_pool(unique("unfit"), 4, producer=spec(Unfit(5000)), ready_timeout=50)
-    assert time.monotonic() - began < 4.9  # without the rule for settings it takes 5 s of failures
-    assert capfd.readouterr().err.count("could not be stored") == 1
+    with pytest.raises(PoolSpawnError, match=r"of 5000 sources tried .*uint8") as found:
+        ensure_pool(unique("unfit"), 4, producer=spec(Unfit(5000)), ready_timeout=100)
+    # Without the rule for settings it takes at least 16; a slow supervisor may see a few too many.
+    (tried,) = re.findall(r"no chunk from (\d+) of", str(found.value))
+    assert 6 <= int(tried) < 16
+    assert 1 <= capfd.readouterr().err.count("could not be stored") <= 2
 
 
 def test_the_loader_may_say_why_it_gives_nothing() -> None:
@@ -295,8 +447,8 @@ def test_a_crash_now_and_then_is_survived(handles: list[PoolHandle]) -> None:
     handles.append(handle)
     vector = handle.attach()
     assert refreshes(vector)
-    wait_for(lambda: vector.counter_add(_core.COUNTER_RESTARTS, 0) > 0, 30)
-    assert refreshes(vector, 20)
+    wait_for(lambda: vector.counter_add(_core.COUNTER_RESTARTS, 0) > 0)
+    assert refreshes(vector)
 
 
 # ---- living together ---------------------------------------------------------------------------
@@ -326,7 +478,7 @@ def test_the_loader_knows_its_worker(handles: list[PoolHandle]) -> None:
     producer = spec(Noisy(), num_producers=2)
     handles.append(ensure_pool(unique("ids"), 8, producer=producer, ready_timeout=50))
     vector = handles[0].attach()
-    wait_for(lambda: {vector.get(slot).flat[0] for slot in range(8)} == {0, 1}, 30)
+    wait_for(lambda: {vector.get(slot).flat[0] for slot in range(8)} == {0, 1})
 
 
 def test_a_worker_that_does_not_listen_is_killed_in_time() -> None:
@@ -338,15 +490,17 @@ def test_a_worker_that_does_not_listen_is_killed_in_time() -> None:
 
 
 CLOSING = """
-    import os, sys, time
-    from pool_support import Stubborn, files, spec
+    import os, sys
+    from pool_support import Stubborn, children, deaf, files, spec, wait_for
     from sharedvector import ensure_pool
 
-    name, limit = sys.argv[1:]
-    producer = spec(Stubborn(), num_producers=2, producer_join_timeout=float(limit))
+    name = sys.argv[1]
+    producer = spec(Stubborn(), num_producers=2, producer_join_timeout=600)
     handle = ensure_pool(name, 2, producer=producer, ready_timeout=50)
-    time.sleep(1.5)  # until both workers hang
-    print(handle._reign._supervisor.pid, flush=True)
+    supervisor = handle._reign._supervisor.pid
+    workers = lambda: children(supervisor)
+    wait_for(lambda: len(workers()) == 2 and all(map(deaf, workers())))  # both hang
+    print(supervisor, flush=True)
     try:
         handle.close()
     except KeyboardInterrupt:
@@ -356,39 +510,47 @@ CLOSING = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_owner_that_dies_while_it_closes_leaves_nothing(number: int) -> None:
-    name = unique("closing")
-    with running(CLOSING, name, "120") as owner:
+@contextlib.contextmanager
+def closing(name: str) -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
+    """An owner that waits in its close() for two workers that hang, its supervisor, and them."""
+    with running(CLOSING, name) as owner:
         supervisor = int(owner.first_line)  # type: ignore[attr-defined]
         workers = children(supervisor)
         assert len(workers) == 2
         wait_for(lambda: name not in files(name))
+        yield owner, supervisor, workers
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_owner_that_dies_while_it_closes_leaves_nothing(number: int) -> None:
+    name = unique("closing")
+    with closing(name) as (owner, supervisor, workers):
         time.sleep(0.5)
         assert alive(supervisor)  # it gives the workers their time
         owner.send_signal(number)
-        wait_for(lambda: files(name) == [], 5)
-        wait_for(lambda: not any(alive(pid) for pid in [supervisor, *workers]), 10)
+        wait_for(lambda: files(name) == [])
+        wait_for(lambda: not any(alive(pid) for pid in [supervisor, *workers]))
 
 
 def test_an_interrupted_close_is_finished_by_the_next() -> None:
     name = unique("again")
-    with running(CLOSING, name, "2.0") as owner:
-        supervisor = int(owner.first_line)  # type: ignore[attr-defined]
-        workers = children(supervisor)
-        wait_for(lambda: name not in files(name))
+    with closing(name) as (owner, supervisor, workers):
+        assert owner.stdout is not None
         owner.send_signal(signal.SIGINT)
-        out, err = owner.communicate(timeout=30)
-        assert (owner.returncode, out) == (0, "interrupted []\nclosed []\n"), err
+        assert owner.stdout.readline() == "interrupted []\n"
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        out, err = owner.communicate(timeout=LIMIT)
+        assert (owner.returncode, out) == (0, "closed []\n"), err
         assert not any(alive(pid) for pid in [supervisor, *workers])
 
 
 def test_a_loader_that_swallows_the_end_delays_it_by_one_source_at_most() -> None:
-    producer = spec(Swallower(), producer_join_timeout=20)
+    producer = spec(Swallower(), producer_join_timeout=100)
     handle = ensure_pool(unique("swallow"), 2, producer=producer, ready_timeout=50)
     began = time.monotonic()
     handle.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
 
 
 def test_a_second_sigterm_ends_a_worker_where_it_is(handles: list[PoolHandle]) -> None:
@@ -433,7 +595,7 @@ INTERRUPTED = """
             raise RuntimeError("an event loop with work in it")
 
     producer = spec(Async(), sleep_seconds=0)
-    with ensure_pool(sys.argv[1], 2, producer=producer, ready_timeout=30) as handle:
+    with ensure_pool(sys.argv[1], 2, producer=producer, ready_timeout=50) as handle:
         print(len(handle.attach()))
 """
 
@@ -450,7 +612,7 @@ def test_the_package_may_come_from_a_path_added_by_hand(tmp_path: Path) -> None:
         from added_by_hand import Late
         from sharedvector import ProducerSpec, ensure_pool
         producer = ProducerSpec(Late(), 4096)
-        with ensure_pool(sys.argv[1], 2, producer=producer, ready_timeout=30) as handle:
+        with ensure_pool(sys.argv[1], 2, producer=producer, ready_timeout=50) as handle:
             print(len(handle.attach()))
     """
     (tmp_path / "added_by_hand.py").write_text(
@@ -466,7 +628,7 @@ def test_a_file_beside_the_working_directory_shadows_nothing(tmp_path: Path) -> 
         import sys
         from pool_support import spec
         from sharedvector import ensure_pool
-        with ensure_pool(sys.argv[1], 2, producer=spec(), ready_timeout=30) as handle:
+        with ensure_pool(sys.argv[1], 2, producer=spec(), ready_timeout=50) as handle:
             print(len(handle.attach()))
     """
     script = tmp_path / "elsewhere.py"
@@ -478,7 +640,7 @@ def test_a_file_beside_the_working_directory_shadows_nothing(tmp_path: Path) -> 
         env={**os.environ, "PYTHONPATH": here},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

@@ -109,7 +109,7 @@ def test_as_a_command(database: Path) -> None:
         [sys.executable, "-m", "sharedvector.verify", str(database)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("4 volumes, 32 chunks")

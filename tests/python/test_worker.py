@@ -26,6 +26,7 @@ from pool_support import (
     files,
     refreshes,
     spec,
+    supervisors,
     unique,
     wait_for,
 )
@@ -43,7 +44,7 @@ from sharedvector import (
 
 def workers() -> list[int]:
     """Worker processes of this process's pool."""
-    return [pid for child in children(os.getpid()) for pid in children(child)]
+    return [pid for supervisor in supervisors() for pid in children(supervisor)]
 
 
 def read_all(vector: SharedVector) -> np.ndarray[Any, Any]:
@@ -70,16 +71,16 @@ def test_chunks_are_decoded_into_their_slots_by_processes(handles: list[PoolHand
     assert counter(vector, _core.COUNTER_ERRORS) == 0
 
 
-def test_a_killed_worker_gives_its_buffers_back(handles: list[PoolHandle]) -> None:
-    producer = spec(Holder(), spare_buffers=2)
+def test_a_killed_worker_gives_its_buffers_back(handles: list[PoolHandle], tmp_path: Path) -> None:
+    producer = spec(Holder(str(tmp_path / "held")), spare_buffers=2)
     handles.append(ensure_pool(unique("held"), 8, producer=producer, ready_timeout=50))
     vector = handles[0].attach()
-    wait_for(lambda: claims(vector) == 2, 20)  # which are all that are spare
+    wait_for(lambda: claims(vector) == 2)  # which are all that are spare
     (pid,) = workers()
     time.sleep(0.1)
     assert claims(vector) == 2
     os.kill(pid, signal.SIGKILL)
-    with vector.reserve((4, 8), timeout=10) as first, vector.reserve((4, 8), timeout=10) as second:
+    with vector.reserve((4, 8), timeout=60) as first, vector.reserve((4, 8), timeout=60) as second:
         first.array[...] = second.array[...] = 50
         first.publish(0)
     assert claims(vector, live=False) == 0
@@ -108,13 +109,15 @@ def test_volumes_that_are_cut_short_and_written_again(
     )
     handles.append(ensure_pool(unique("cut"), 6, producer=producer, ready_timeout=50))
     vector = handles[0].attach()
-    before = workers()
+    count = 2 if kind == "process" else 1
+    before = wait_for(lambda: workers() if len(workers()) == count else [])
     paths = [path for path in (tmp_path / "volumes").rglob("c/*/0/0") if path.is_file()]
     assert len(paths) == 6
     whole = {path: path.read_bytes() for path in paths}
-    deadline = time.monotonic() + 6
+    began = time.monotonic()
     number = 0
-    while time.monotonic() < deadline:
+    while (passed := time.monotonic() - began) < 5 or not counter(vector, _core.COUNTER_ERRORS):
+        assert passed < 120, "no worker has met a volume that was cut short"
         path = paths[number % len(paths)]
         size = len(whole[path]) * (number % 7) // 7
         os.truncate(path, size)
@@ -130,10 +133,10 @@ def test_volumes_that_are_cut_short_and_written_again(
                 np.array_equal(chunk[:, ::64, ::64], volume[part][:, ::64, ::64])
                 for part in (slice(0, 4), slice(4, 8), slice(3, None, -1), slice(7, 3, -1))
             )
+    del chunk  # with a view of it, the one spare buffer would soon be all that there is
     assert refreshes(vector)
     assert workers() == before
     assert counter(vector, _core.COUNTER_RESTARTS) == 0
-    assert counter(vector, _core.COUNTER_ERRORS) > 0
 
 
 # ---- threads -----------------------------------------------------------------------------------
@@ -159,7 +162,7 @@ def all_three(vector: SharedVector, count: int = 3) -> set[tuple[float, ...]]:
             found if {place[0] for place in found} == {0, 1, 2} and len(found) <= count else set()
         )
 
-    found: set[tuple[float, ...]] = wait_for(look, 20)
+    found: set[tuple[float, ...]] = wait_for(look)
     return found
 
 
@@ -192,7 +195,7 @@ def test_a_killed_process_starts_again_with_all_its_threads(handles: list[PoolHa
     before = all_three(vector)
     (pid,) = workers()
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not before & all_three(vector, 6), 20)
+    wait_for(lambda: not before & all_three(vector, 6))
     assert counter(vector, _core.COUNTER_RESTARTS) == 1
 
 
@@ -201,7 +204,7 @@ def test_a_thread_that_fails_is_told_and_all_start_again(
 ) -> None:
     handle, vector = start_threads(OneWalksOut())
     handles.append(handle)
-    wait_for(lambda: [read_all(vector), counter(vector, _core.COUNTER_RESTARTS)][1], 20)
+    wait_for(lambda: [read_all(vector), counter(vector, _core.COUNTER_RESTARTS)][1])
     all_three(vector, 8)  # again, or still: of every one there is a chunk
     assert refreshes(vector)
     told = capfd.readouterr().err
@@ -214,19 +217,20 @@ def test_a_loader_that_no_thread_can_make_ends_the_start() -> None:
     producer = spec(Unloadable(), num_producers=3, producer_kind="thread")
     with pytest.raises(PoolSpawnError, match="cannot be made in the producer process"):
         ensure_pool(unique("unmade"), 4, producer=producer, ready_timeout=50)
-    assert children(os.getpid()) == []
+    assert supervisors() == []
 
 
 def test_a_thread_that_hangs_does_not_hold_up_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    handle, vector = start_threads(OneHangs(), producer_join_timeout=2.0)
+    # Its threads get four fifths of that, so that there is a second left to end in.
+    handle, vector = start_threads(OneHangs(), producer_join_timeout=6.0)
     try:
-        wait_for(lambda: [read_all(vector), counter(vector, _core.COUNTER_LOADS) > 30][1], 20)
+        wait_for(lambda: [read_all(vector), counter(vector, _core.COUNTER_LOADS) > 30][1])
         (pid,) = workers()
         time.sleep(0.5)
     finally:
         began = time.monotonic()
         handle.close()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 60
     assert not alive(pid)
     assert "killed" not in capfd.readouterr().err  # it has ended by itself
     assert files(handle.name) == []

@@ -172,9 +172,9 @@ def test_each_chunk_is_read_once(
     array[...] = 1
     if engine != "direct":
         loader = ZarrLoader(tmp_path, 3, engine=engine)
-        # The least of some: the first has files of the library itself, and on a busy machine
-        # TensorStore reads a chunk again for a slab that comes late.
-        assert min(_bytes_read_by(loader) for _ in range(5)) < 2 * array.nbytes
+        loader(0)  # reads files of the library itself
+        found = [_bytes_read_by(loader) for _ in range(20)]
+        assert max(found) < 1.2 * array.nbytes
         return
     reads: list[Any] = []
     original = os.preadv
@@ -268,7 +268,7 @@ def test_tensorstore_after_a_fork_is_refused(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        signal.alarm(60)
+        signal.alarm(150)
         try:
             loader(0)
         except RuntimeError as error:

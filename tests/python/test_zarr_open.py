@@ -100,6 +100,6 @@ def test_pickle_holds_nothing_open(database: Path) -> None:
         _, source = made.open(name)
         source.close()
     data = pickle.dumps(made)
-    assert len(data) < 500
+    assert len(data) < 500 + len(str(database))
     copy: Any = pickle.loads(data)
     assert copy.open("big")[0] == "zarr" and copy.buffers_at_once == made.buffers_at_once

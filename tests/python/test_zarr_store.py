@@ -43,8 +43,10 @@ def database(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(database: Path) -> Iterator[Any]:
+def server(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A server on the loopback device that lists directories, and counts what it was asked for."""
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(variable, "127.0.0.1")
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         asked: list[str] = []
