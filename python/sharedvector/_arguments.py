@@ -103,3 +103,5 @@ def _number(what: str, value: SupportsFloat) -> float:
         return float(value)
     except TypeError:
         raise TypeError(f"{what} should be a number of seconds, got {value!r}") from None
+    except OverflowError:
+        raise ValueError(f"{what} should be a number of seconds, got one beyond 1e308") from None

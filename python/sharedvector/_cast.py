@@ -74,8 +74,8 @@ def cast_volume(volume: np.ndarray[Any, Any], dtype: DTypeLike) -> np.ndarray[An
             volume = volume.astype(volume.real.dtype)
         elif is_extension(volume.dtype) or volume.dtype.char == "e":
             volume = volume.astype(np.float32)  # exact, and float16 is slow to compute with
-        elif volume.dtype.kind == "b":
-            volume = volume.view(np.uint8)  # True is beyond int1
+        elif volume.dtype.kind == "b" and bounds.max < 1:
+            volume = volume.astype(np.uint8)  # True is beyond int1
         if volume.dtype.kind in "iuf":
             return _to_integers(volume, target, bounds)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from sharedvector.vector import SharedVector
 
 # Exit statuses of children; others are Python's own or signals.
-EXIT_FATAL = 3  # the bootstrap cannot succeed; the event said why
-EXIT_STALE = 4  # the segment is not this reign's any more
+# Not what a loader that ends its process by itself is likely to give.
+EXIT_FATAL = 213  # the bootstrap cannot succeed; the event said why
+EXIT_STALE = 214  # the segment is not this reign's any more
 
 REMEDY = "move the loader to a module that can be imported, or pip install cloudpickle"
 

@@ -121,8 +121,9 @@ def start_supervisor(parcel_fd: int, owner_fd: int, report_fd: int) -> subproces
     path = os.pathsep.join(os.path.abspath(p) for p in sys.path if os.pathsep not in p)
     descriptors = (parcel_fd, owner_fd, report_fd)
     # Inherited: a SIGTERM to all that runs here must not end it before it can bury its owner.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         return subprocess.Popen(
             [sys.executable, "-S", "-P", _supervisor.__file__, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
@@ -132,7 +133,7 @@ def start_supervisor(parcel_fd: int, owner_fd: int, report_fd: int) -> subproces
             start_new_session=True,
         )
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _standard_error() -> int:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharedvector import _core
@@ -134,17 +135,19 @@ class Plan:
         return min(wanted, max(1, self.slot_count // 8))
 
 
-def log_leftovers(name: str) -> None:
+def log_leftovers(name: str, segment: Path) -> None:
     """Say what the owner of ``name`` finds in shared memory before it makes its pool.
 
-    That is a vector of that name which is in use, and the pools of this user, under other names,
-    whose owner is dead, with their sizes.
+    That is a vector of that name which is in use, a file of that name which is none, and the pools
+    of this user, under other names, whose owner is dead, with their sizes.
     """
     try:
         found = _core.list_segments()
     except OSError as error:
         logger.debug("shared memory cannot be listed: %s", error)
         return
+    if segment.exists() and all(item["name"] != name for item in found):
+        logger.warning("%s, which is no segment of this version, is replaced by a pool", segment)
     for item in found:
         if item["name"] == name:
             if item["attached"] and not item["owned"]:

@@ -42,7 +42,8 @@ class Registry:
     """The open handles of this process: one per pool."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        # Reentrant: a signal handler or the garbage collector may end a block of this thread.
+        self._mutex = threading.RLock()
         self._handles: dict[tuple[str, str], PoolHandle] = {}
         self._gates: dict[tuple[str, str], threading.Lock] = {}
         self._inherited: set[tuple[str, str]] = set()
@@ -51,7 +52,7 @@ class Registry:
     def _after_fork(self) -> None:
         # A mutex may have been held by a thread that the child does not have. The handles stay
         # with the parent; a child never becomes the owner of a pool that its parent uses.
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._inherited |= self._handles.keys()
         self._inherited |= {key for key, gate in self._gates.items() if gate.locked()}
         self._handles = {}
@@ -63,8 +64,9 @@ class Registry:
 
     def gate(self, paths: PoolPaths) -> threading.Lock:
         """The lock under which this process elects, one thread at a time and pool."""
+        key = self.key(paths)
         with self._mutex:
-            return self._gates.setdefault(self.key(paths), threading.Lock())
+            return self._gates.setdefault(key, threading.Lock())
 
     def inherited(self, paths: PoolPaths) -> bool:
         return self.key(paths) in self._inherited

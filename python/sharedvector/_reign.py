@@ -123,7 +123,7 @@ class Reign:
         try:
             self._loader = pack_loader(self._plan.loader)
             self._lock.clear_ready()
-            log_leftovers(self._paths.name)
+            log_leftovers(self._paths.name, self._paths.segment)
             self._make_segment(deadline)
             self._job = self._make_job()
             with _refusals_in_words(self._paths.name):

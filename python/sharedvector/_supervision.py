@@ -132,7 +132,6 @@ class Supervisor:
             fatal = self._work()
         except _StaleError:
             status = EXIT_STALE
-            self._owner_buried = True  # its names are another's by now
         else:
             if fatal is not None:
                 self._tell_owner({"event": "fatal", "error": fatal})
@@ -343,7 +342,10 @@ class Supervisor:
         if self._owner_fd >= 0 and select.select([self._owner_fd], [], [], 0)[0]:
             return True
         # Without a pidfd there is nothing else to look at.
-        vector = self._vector if self._owner_fd >= 0 else self._pool()
+        try:
+            vector = self._vector if self._owner_fd >= 0 else self._pool()
+        except _StaleError:
+            return True  # or it is about to end its pool, which no longer needs us
         return vector is not None and not vector.owner_live()
 
     def _bury_owner(self) -> None:
@@ -355,18 +357,22 @@ class Supervisor:
         if self._owner_fd >= 0:
             self._poll.unregister(self._owner_fd)  # it would wake every wait from now on
         paths = PoolPaths.for_name(self._job.name, self._job.lock_dir)
+        vector = None
         try:
-            vector = self._pool()
-            vector.retire(_core.RETIRED_OWNER_DIED)
+            # It may have died between the removal of the segment and that of the other files.
+            with contextlib.suppress(_StaleError):
+                vector = self._pool()
+                vector.retire(_core.RETIRED_OWNER_DIED)
             lock = OwnerLock.try_acquire(paths, grace=1.0, generation=self._job.generation)
             if lock is not None:  # otherwise a new owner has come, and the names are its own
                 if read_marker(paths) == lock.generation:
                     lock.clear_ready()
-                with contextlib.suppress(FileNotFoundError):
-                    _core.remove_exact(paths.name, vector.inode, lock.generation, vector.directory)
+                if vector is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        _core.remove_exact(
+                            paths.name, vector.inode, lock.generation, vector.directory
+                        )
                 lock.release()
-        except _StaleError:
-            pass  # somebody swept them
         except (OSError, RuntimeError) as error:
             self.log().warning("leftovers of pool %r could not be removed: %s", paths.name, error)
 

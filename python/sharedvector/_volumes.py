@@ -46,7 +46,7 @@ def as_root(directory: Path | str) -> Path | str:
 
 
 def as_path(what: str, place: Path | str) -> Path:
-    """Return the absolute path of what has to be on this machine: a path, or a ``file://`` URL.
+    """Return the path of what has to be on this machine: a path, or a ``file://`` URL.
 
     Args:
         what: name of the argument, for the message.
@@ -58,7 +58,7 @@ def as_path(what: str, place: Path | str) -> Path:
     """
     scheme = _scheme(place)
     if not scheme:
-        return Path(place).absolute()
+        return Path(place)
     if scheme != _FILE:
         raise FileNotFoundError(
             f"{what} should be a path or a file:// URL, got {place}; copy it to this machine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -109,7 +110,7 @@ def _check_order(dtype: np.dtype[Any]) -> None:
     elif dtype.fields is not None:
         for field in dtype.fields.values():
             _check_order(field[0])
-    elif is_extension(dtype) and not dtype.isnative:
+    elif is_extension(dtype) and dtype.itemsize > 1 and not dtype.isnative:
         raise ValueError(
             f"{dtype.type.__name__} should have this machine's byte order, got the other one, in "
             "which NumPy and ml_dtypes misread it; use dtype.newbyteorder('=')"
@@ -191,16 +192,18 @@ def _build_item(item: tuple[Any, ...]) -> np.dtype[Any]:
     return _build(item[1]) if len(item) == 2 else np.dtype((_build(item[1]), item[2]))
 
 
-def _extension_dtype(name: str) -> np.dtype[Any]:
+def _extension_dtype(text: str) -> np.dtype[Any]:
+    native = text[:1] in ("=", "<" if sys.byteorder == "little" else ">")
+    name = text[1:] if native else text
     if not name.isidentifier():
-        raise ValueError(f"not a dtype: {name!r}")
+        raise ValueError(f"not a dtype: {text!r}")
     try:
         import ml_dtypes
     except ImportError:
         if name == "bfloat16" or name.startswith(("float4_", "float6_", "float8_")):
             raise ImportError(f"dtype {name} needs: pip install ml_dtypes") from None
-        raise ValueError(f"not a dtype: {name!r}") from None
+        raise ValueError(f"not a dtype: {text!r}") from None
     scalar = getattr(ml_dtypes, name, None)
     if not isinstance(scalar, type):
-        raise ValueError(f"not a dtype: {name!r}; NumPy and ml_dtypes have none of this name")
+        raise ValueError(f"not a dtype: {text!r}; NumPy and ml_dtypes have none of this name")
     return np.dtype(scalar)

@@ -97,7 +97,7 @@ class NumpyLoader:
         self, directory: Path | str, pattern: str = "*.npy", dtype: str = "float32"
     ) -> None:
         self._dtype = resolve_numpy_dtype(dtype)
-        root = as_path("directory", directory)
+        root = as_path("directory", directory).absolute()
         check_directory(root, "arrays")
         self._paths = [path for path in sorted(root.glob(pattern)) if path.is_file()]
         if not self._paths:

@@ -343,8 +343,6 @@ def _ensure(
         raise ValueError(f"mode should be 'attach', 'spawn' or 'auto', got {mode!r}")
     if producer is not None and not isinstance(producer, ProducerSpec):
         raise TypeError(f"producer should be a ProducerSpec, got {producer!r}")
-    if mode != "attach" and producer is None:
-        raise ValueError(f"mode={mode!r} needs producer=ProducerSpec(...)")
     plan = producer._plan(slot_count) if mode != "attach" and producer is not None else None
     deadline = time.monotonic() + ready_timeout
     gate = _registry.gate(paths)
@@ -365,6 +363,8 @@ def _ensure(
                 return handle
         if handle is not None:  # its pool is over, or about to be: look for the next one
             handle._close(max(0.0, deadline - time.monotonic()))
+        if mode != "attach" and plan is None:
+            raise ValueError(f"mode={mode!r} needs producer=ProducerSpec(...)")
         if plan is not None and not _registry.inherited(paths):
             vector, reign = elect(paths, plan, mode == "spawn", deadline, poll_interval)
         else:

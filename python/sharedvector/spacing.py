@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharedvector._volumes import as_path, as_root, find_volumes, is_local, shorten
+from sharedvector._volumes import as_path, as_root, check_directory, find_volumes, is_local, shorten
 
 __all__ = ["collect_spacings", "write_spacing_manifest"]
 
@@ -73,7 +73,7 @@ def write_spacing_manifest(
     """Write what `collect_spacings` finds as a JSON file ``{volume name: [x, y, z]}``.
 
     The file appears by rename: readers see the old one or the new one, and a failure leaves the
-    old one as it was.
+    old one as it was. A symbolic link stays one, and what is no regular file is written into.
 
     Args:
         root: the directory of volumes.
@@ -83,7 +83,7 @@ def write_spacing_manifest(
         strict: see `collect_spacings`.
 
     Returns:
-        The path written, absolute.
+        The path written, as it was given.
 
     Raises:
         FileNotFoundError: as in `collect_spacings`, or the directory of ``output`` is missing.
@@ -93,13 +93,16 @@ def write_spacing_manifest(
     place = as_root(root)
     if output is None and not is_local(place):
         raise ValueError(f"{root} is no directory that could hold the file; say where to (output)")
-    target = Path(place) / "spacing.json" if output is None else as_path("output", output)
+    written = Path(place) / "spacing.json" if output is None else as_path("output", output)
+    target = written.absolute()
+    if output is None:
+        check_directory(target.parent, "Zarr volumes")
     _check_target(target)
     spacings = collect_spacings(root, attr_key, strict)
     lines = [f"  {json.dumps(name)}: {json.dumps(triple)}" for name, triple in spacings.items()]
     text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
     _replace_file(target, text)
-    return target
+    return written
 
 
 def read_spacings(manifest: Path, names: Sequence[str]) -> list[list[float]]:
@@ -190,6 +193,10 @@ def _check_target(target: Path) -> None:
 
 
 def _replace_file(target: Path, text: str) -> None:
+    if target.exists() and not target.is_file():  # a pipe, a device
+        target.write_text(text, encoding="utf-8")
+        return
+    target = target.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:

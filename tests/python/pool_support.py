@@ -85,8 +85,12 @@ class Empty(Constant):
 class Dies(Constant):
     """Ends its process without a word at every source."""
 
+    def __init__(self, status: int = 7) -> None:
+        super().__init__()
+        self.status = status
+
     def __call__(self, source_index: int) -> list[Chunk]:
-        os._exit(7)
+        os._exit(self.status)
 
 
 class DiesOnce(Constant):

@@ -54,6 +54,12 @@ def test_a_time_that_is_over_is_none(value: float) -> None:
         duration("wait", value)
 
 
+@pytest.mark.parametrize("time", [seconds, duration])
+def test_a_time_beyond_all_floats(time: Any) -> None:
+    with pytest.raises(ValueError, match="wait should be a number of seconds, got one beyond"):
+        time("wait", 10**400)
+
+
 def test_a_time_that_never_comes() -> None:
     assert seconds("wait", math.inf) == math.inf
     with pytest.raises(ValueError, match="wait should be a number of seconds, got nan"):

@@ -27,6 +27,16 @@ def expected(value: float | int, dtype: np.dtype[Any]) -> int:
     return min(max(int(value), bounds.min), bounds.max)
 
 
+@pytest.mark.parametrize("name", INTEGERS)
+def test_every_true_is_one(name: str) -> None:
+    """Also where its byte is another, as in a mask of 255 that is looked at as bool."""
+    mask = np.array([0, 1, 2, 255], np.uint8).view(np.bool_)
+    assert cast_volume(mask, name).tolist() == [0, 1, 1, 1]
+    destination = np.empty(4, name)
+    move(destination, mask)
+    assert destination.tolist() == [0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("source", FLOATS)
 @pytest.mark.parametrize("name", INTEGERS)
 def test_cast_of_floats(source: str, name: str) -> None:

@@ -304,6 +304,18 @@ def dead_block(prefix: str) -> tuple[str, int]:
     return out.strip(), process.pid
 
 
+def test_info_does_not_take_a_lock_elsewhere_for_none(tmp_path: Path) -> None:
+    name = unique("elsewhere")
+    with ensure_pool(name, 4, producer=spec(), ready_timeout=50, lock_dir=tmp_path):
+        _, lines, _ = node("info", name)
+        facts = dict(text.split(maxsplit=1) for text in lines)
+        assert facts["owner"] == "alive, with its lock not in /dev/shm: see --lock-dir"
+        assert facts["ready"].startswith("unknown")
+        _, lines, _ = node("info", name, "--lock-dir", str(tmp_path))
+        facts = dict(text.split(maxsplit=1) for text in lines)
+        assert facts["owner"] == f"process {os.getpid()}" and facts["ready"] == "True"
+
+
 def test_list_and_info_show_blocks() -> None:
     prefix = f"cli{os.getpid()}"
     try:

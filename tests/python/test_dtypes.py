@@ -165,7 +165,7 @@ def test_dtypes_that_only_differ_in_name_are_equal(name: str) -> None:
         assert vector.get(0).tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "complex32", "float8_e4m3fn", "int4"])
+@pytest.mark.parametrize("kind", ["bfloat16", "complex32"])
 def test_extension_types_in_swapped_byte_order_are_refused(name: str, kind: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes")
     if not hasattr(ml_dtypes, kind):
@@ -192,6 +192,8 @@ def test_extension_types_in_swapped_byte_order_are_refused(name: str, kind: str)
         assert as_dtype(mended) == decode_dtype(encode_dtype(mended)) == mended
     with pytest.raises(ValueError, match=rf"not a dtype: '{order}{kind}'"):
         decode_dtype(f"{order}{kind}")
+    for mark in ("=", "<" if order == ">" else ">"):
+        assert decode_dtype(f"{mark}{kind}") == native
     with SharedVector(name, slot_count=1, chunk_size=64, dtype=native) as vector:
         with pytest.raises(ValueError, match="dtype mismatch"):
             vector.append(np.zeros(3, native).astype(swapped))

@@ -109,6 +109,20 @@ def test_a_mode_that_may_make_the_pool_needs_a_producer(mode: Any) -> None:
         ensure_pool(unique("none"), 4, mode=mode)
 
 
+def test_an_open_pool_needs_no_producer_again(owner: PoolHandle) -> None:
+    assert ensure_pool(owner.name, owner.slot_count) is owner
+
+
+def test_a_file_that_is_no_segment_is_replaced_with_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = unique("foreign")
+    path = PoolPaths.for_name(name).segment
+    path.write_text("somebody's")
+    with ensure_pool(name, 2, producer=spec(), ready_timeout=50):
+        assert f"{path}, which is no segment of this version, is replaced by a pool" in caplog.text
+
+
 def test_other_refusals_at_once() -> None:
     with pytest.raises(ValueError, match="mode should be"):
         ensure_pool(unique("mode"), 4, producer=spec(), mode="attack")  # type: ignore[arg-type]
@@ -213,6 +227,39 @@ def test_of_blocks_that_share_a_pool_the_last_to_end_closes_it() -> None:
     assert handle.closed and files(name) == []
     with pool(name, 2, producer=spec(), ready_timeout=50) as again:
         assert again is not handle and again.is_owner
+
+
+def test_a_forgotten_block_may_be_collected_anywhere() -> None:
+    """Its end must not wait for what the thread that it interrupts is at."""
+    code = """
+        import gc, sys, threading
+        from pool_support import spec
+        from sharedvector import ensure_pool, pool
+        from sharedvector.pool import _registry
+
+        class Trainer:
+            pass
+
+        class Collecting(dict):
+            def setdefault(self, key, value):
+                gc.collect()
+                return super().setdefault(key, value)
+
+        name = sys.argv[1]
+        trainer = Trainer()
+        trainer.itself = trainer
+        trainer.block = pool(name, 2, producer=spec(), ready_timeout=100)
+        handle = trainer.block.__enter__()
+        gc.disable()
+        del trainer
+        _registry._gates = Collecting(_registry._gates)
+        with pool(name + "x", 2, producer=spec(), ready_timeout=100) as other:
+            print(handle.closed, other.is_owner)
+    """
+    name = unique("forgotten")
+    status, out, err = run(code, name)
+    assert (status, out) == (0, "True True\n"), err
+    assert files(name) == [] and files(name + "x") == []
 
 
 def test_a_block_that_begins_while_the_last_one_ends_has_a_pool_of_its_own() -> None:

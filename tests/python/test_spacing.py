@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -162,8 +163,26 @@ def test_another_working_directory_does_not_move_it(
 
     monkeypatch.setattr(spacing, "collect_spacings", collect_and_go)
     written = write_spacing_manifest(root.name, output)
-    assert written == (root / "spacing.json" if output is None else root.parent / output)
-    assert written.is_file()
+    assert written == (root / "spacing.json" if output is None else Path(output))
+    assert (root.parent / written).is_file()
+
+
+def test_a_link_stays_one_and_a_pipe_is_written_into(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "link").symlink_to("real.json")
+    assert write_spacing_manifest(root, out / "link") == out / "link"
+    assert (out / "link").is_symlink()
+    assert json.loads((out / "real.json").read_text()) == collect_spacings(root)
+    os.mkfifo(out / "pipe")
+    reader = os.open(out / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        write_spacing_manifest(root, out / "pipe")
+        assert json.loads(os.read(reader, 65536)) == collect_spacings(root)
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO((out / "pipe").stat().st_mode)
+    assert sorted(path.name for path in out.iterdir()) == ["link", "pipe", "real.json"]
 
 
 def refuse(*arguments: Any) -> Any:

@@ -40,8 +40,15 @@ from pool_support import (
     wait_for,
 )
 
-from sharedvector import PoolHandle, PoolSpawnError, _core, ensure_pool, remove_shared_memory
-from sharedvector._launch import pack_loader
+from sharedvector import (
+    PoolHandle,
+    PoolPaths,
+    PoolSpawnError,
+    _core,
+    ensure_pool,
+    remove_shared_memory,
+)
+from sharedvector._launch import pack_loader, start_supervisor
 from sharedvector._verdict import Verdict, status_words
 
 
@@ -256,6 +263,8 @@ def test_what_no_module_has_needs_cloudpickle(monkeypatch: pytest.MonkeyPatch) -
     [
         (Unloadable(), "cannot be made in the producer process.*left_at_home.*move the loader"),
         (Dies(), "3 times in a row.*exit status 7"),
+        (Dies(3), "3 times in a row.*exit status 3"),
+        (Dies(4), "3 times in a row.*exit status 4"),
         (Walkout(KeyboardInterrupt()), "3 times in a row.*the loader ended it: KeyboardInt"),
         (Walkout(BaseException("enough")), "3 times in a row.*ended it: BaseException: enough"),
     ],
@@ -389,6 +398,53 @@ TOLD_TO_STOP = """
 """
 
 
+def test_an_owner_that_dies_when_its_segment_is_gone_already_is_buried() -> None:
+    """Also by a supervisor that has never seen the segment, and whose worker hangs."""
+    code = """
+        import os, subprocess, sys
+        from sharedvector import OwnerLock, PoolPaths, _supervision
+        from sharedvector._job import EXIT_STALE, Job
+
+        name = sys.argv[1]
+        paths = PoolPaths.for_name(name)
+        if os.fork() == 0:  # an owner that has left its files
+            lock = OwnerLock.try_acquire(paths, generation="a" * 32)
+            lock.write_ready()
+            os._exit(0)
+        os.wait()
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        hung = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); "
+        hung += "print(1, flush=True); time.sleep(600)"
+        worker = subprocess.Popen([sys.executable, "-c", hung], stdout=subprocess.PIPE)
+        worker.stdout.readline()
+        owner = subprocess.Popen(sleep)
+        job = Job(
+            name=name, directory="/dev/shm", lock_dir=str(paths.lock_dir), slot_count=4,
+            generation="a" * 32, source_size=8, num_producers=1, threads=1,
+            sleep_seconds=0.0, join_timeout=600.0, log_level=20, seed=1,
+        )
+        pidfd = os.pidfd_open(owner.pid)
+        supervisor = _supervision.Supervisor(job, -1, pidfd, -1, os.pipe(), worker.pid)
+        supervisor._look_from = 0.0
+        end_workers = supervisor._end_workers
+
+        def meanwhile_the_owner_dies(limit):
+            owner.kill()
+            end_workers(limit)
+
+        supervisor._end_workers = meanwhile_the_owner_dies
+        assert supervisor.run() == EXIT_STALE
+        print(os.path.exists(paths.lock), os.path.exists(paths.marker))
+    """
+    name = unique("unseen")
+    try:
+        assert run(code, name)[:2] == (0, "False False\n")
+        assert files(name) == []
+    finally:
+        for path in (PoolPaths.for_name(name).lock, PoolPaths.for_name(name).marker):
+            path.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize(
     ("ending", "there"), [("owner dies", False), ("owner lives", True), ("owner closes", True)]
 )
@@ -423,6 +479,22 @@ def test_a_supervisor_told_to_stop_before_it_is_up_still_buries_its_owner() -> N
     status, _, err = run(code, name)
     assert status == 7, err
     wait_for(lambda: not files(name))
+
+
+def test_an_interrupted_start_leaves_no_signal_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = signal.pthread_sigmask
+
+    def interrupted(how: int, signals: Any) -> set[int]:
+        before = mask(how, signals)
+        if how == signal.SIG_BLOCK and signals:
+            raise KeyboardInterrupt
+        return before
+
+    before = mask(signal.SIG_BLOCK, ())
+    monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start_supervisor(-1, -1, -1)
+    assert mask(signal.SIG_SETMASK, before) == before
 
 
 def test_a_wrong_dtype_ends_the_start_after_a_few_sources(

@@ -44,8 +44,8 @@ def test_file_urls(tmp_path: Path) -> None:
 
 def test_as_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert as_path("file", "b") == as_path("file", Path("b")) == tmp_path / "b"
-    assert as_path("file", "link/../b") == tmp_path / "link/../b"  # may be another place
+    assert as_path("file", "b") == as_path("file", Path("b")) == Path("b")
+    assert as_path("file", "link/../b") == Path("link/../b")  # may be another place
     for url in ("s3://bucket/path", "simplecache::file:///a"):
         with pytest.raises(FileNotFoundError, match=f"^file should be a path or .*, got {url}; co"):
             as_path("file", url)
