@@ -94,9 +94,10 @@ def write_spacing_manifest(
     if output is None and not is_local(place):
         raise ValueError(f"{root} is no directory that could hold the file; say where to (output)")
     written = Path(place) / "spacing.json" if output is None else as_path("output", output)
-    target = written.absolute()
     if output is None:
-        check_directory(target.parent, "Zarr volumes")
+        check_directory(written.parent, "Zarr volumes")
+    # Where a link leads to; a pipe or device, such as /dev/stdout, is written to by its own name.
+    target = written.absolute() if _is_special(written) else written.resolve()
     _check_target(target)
     spacings = collect_spacings(root, attr_key, strict)
     lines = [f"  {json.dumps(name)}: {json.dumps(triple)}" for name, triple in spacings.items()]
@@ -174,6 +175,8 @@ def _progress(
 
 def _check_target(target: Path) -> None:
     """Raise what writing the file would raise after all volumes have been looked at."""
+    if _is_special(target):
+        return
     directory = target.parent
     if target.is_dir():
         raise IsADirectoryError(
@@ -192,11 +195,15 @@ def _check_target(target: Path) -> None:
         )
 
 
+def _is_special(path: Path) -> bool:
+    """Whether it is a pipe or a device, which is written into and not replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def _replace_file(target: Path, text: str) -> None:
-    if target.exists() and not target.is_file():  # a pipe, a device
+    if _is_special(target):
         target.write_text(text, encoding="utf-8")
         return
-    target = target.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:

@@ -185,6 +185,28 @@ def test_a_link_stays_one_and_a_pipe_is_written_into(root: Path, tmp_path: Path)
     assert sorted(path.name for path in out.iterdir()) == ["link", "pipe", "real.json"]
 
 
+def test_what_counts_is_the_directory_that_is_written_to(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe needs none (nor /dev/stdout a /dev that can be written), a link that of its target."""
+    closed, there = root / "closed", root / "there"
+    for directory in (closed, there):
+        directory.mkdir()
+    os.mkfifo(closed / "pipe")
+    (closed / "link").symlink_to(there / "real.json")
+    monkeypatch.setattr(spacing.os, "access", lambda path, mode: path != closed)
+    reader = os.open(closed / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        write_spacing_manifest(root, closed / "pipe")
+        assert json.loads(os.read(reader, 65536)) == collect_spacings(root)
+    finally:
+        os.close(reader)
+    write_spacing_manifest(root, closed / "link")
+    assert json.loads((there / "real.json").read_text()) == collect_spacings(root)
+    with pytest.raises(PermissionError, match="closed cannot be written"):
+        write_spacing_manifest(root, closed / "new.json")
+
+
 def refuse(*arguments: Any) -> Any:
     raise AssertionError("the work has begun")
 
