@@ -158,8 +158,7 @@ def _info(paths: PoolPaths, mode: int) -> int:
         ("slots", f"{len(vector)} of {vector.capacity} filled, {vector.spare_buffers} spare"),
         ("chunks", f"{vector.dtype}, at most {vector.chunk_size / _MIB:g} MiB"),
         ("memory", f"{vector.segment_bytes / _MIB:.1f} MiB"),
-        ("owner", _owner(paths, vector, pid if alive else None)),
-        ("ready", _ready(paths, vector, here=alive)),
+        *_owner_facts(paths, vector, pid if alive else None),
         ("retired", vector.retired_reason or "no"),
     ]
     facts += [(key, value) for key, value in collect_stats(vector).as_dict(prefix="").items()]
@@ -167,18 +166,18 @@ def _info(paths: PoolPaths, mode: int) -> int:
     return 0
 
 
-def _owner(paths: PoolPaths, vector: SharedVector, pid: int | None) -> str:
-    if pid is not None:
-        return f"process {pid}"
-    if vector.owner_live():
-        return f"alive, with its lock not in {paths.lock_dir}: see --lock-dir"
-    return "none"
-
-
-def _ready(paths: PoolPaths, vector: SharedVector, *, here: bool) -> object:
-    if not here and vector.owner_live():
-        return "unknown, as its marker is where its lock is"
-    return read_marker(paths) == vector.generation
+def _owner_facts(
+    paths: PoolPaths, vector: SharedVector, pid: int | None
+) -> list[tuple[str, object]]:
+    if pid is None and vector.owner_live():
+        return [
+            ("owner", f"alive, with its lock not in {paths.lock_dir}: see --lock-dir"),
+            ("ready", "unknown, as its marker is where its lock is"),
+        ]
+    return [
+        ("owner", "none" if pid is None else f"process {pid}"),
+        ("ready", read_marker(paths) == vector.generation),
+    ]
 
 
 def _block_facts(vector: SharedVector, listed: dict[str, Any]) -> list[tuple[str, object]]:

@@ -165,13 +165,18 @@ def make(
     return block
 
 
+def directory_of(directory: str | bytes | os.PathLike[Any] | None) -> str:
+    """Where segments are, as the core finds it, when an argument `directory` has this value."""
+    return os.fsdecode(directory or os.environ.get("SHAREDVECTOR_SHM_DIR") or DEFAULT_DIRECTORY)
+
+
 def _too_large(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     size: int,
     directory: str | os.PathLike[str] | None,
 ) -> OSError:
-    where = os.fsdecode(directory or os.environ.get("SHAREDVECTOR_SHM_DIR") or DEFAULT_DIRECTORY)
+    where = directory_of(directory)
     disk = os.statvfs(where)
     return OSError(
         errno.EFBIG,

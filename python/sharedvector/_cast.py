@@ -12,8 +12,6 @@ from sharedvector.dtypes import as_dtype, decode_dtype, is_extension
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["cast_volume", "is_extension", "move", "resolve_numpy_dtype"]
-
 _CAST_BLOCK = 1 << 16  # elements: a block and its temporary stay in the second-level cache
 
 

@@ -137,7 +137,7 @@ def diagnostics(
     """
     from sharedvector.arrays import sweep
 
-    where = os.fsdecode(directory or os.environ.get("SHAREDVECTOR_SHM_DIR") or "/dev/shm")
+    where = _blocks.directory_of(directory)
     made = _blocks.made()
     attached = _blocks.attached()
     everything = [

@@ -69,7 +69,6 @@ class Place:
         """Set when to start again: soon after a useful run, later and later after others."""
         self._delay = _FIRST_DELAY if self.useful else min(2 * self._delay, _LONGEST_DELAY)
         self.due = time.monotonic() + self._delay
-        self.pid = 0
         self.useful = False
         self.last_words = ""
 

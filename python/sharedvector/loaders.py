@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex
 import numpy as np
 
 from sharedvector._arguments import integer
-from sharedvector._cast import cast_volume, is_extension, resolve_numpy_dtype
+from sharedvector._cast import cast_volume, resolve_numpy_dtype
 from sharedvector._volumes import as_path, as_root, check_directory, find_volumes, shorten
 from sharedvector._zarr_open import ENGINES, Opener
 from sharedvector._zarr_plan import Allocate, Cut
+from sharedvector.dtypes import is_extension
 from sharedvector.spacing import read_spacings
 
 __all__ = [
