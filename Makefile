@@ -4,7 +4,7 @@
 # TORCH_INDEX=<url>       package index for torch, and for torch only
 # DATA=/path/db.zarr      database for `make demo` instead of the one it writes
 # TESTS=<paths and flags> what pytest is given by `make test` and `make check`
-# TORTURE_SECONDS=60, FUZZ_SECONDS=60   how long these two run; SEED=<n> repeats a run
+# TORTURE_SECONDS=60, FUZZ_SECONDS=60, CHAOS_SECONDS=600   how long these run; SEED=<n> repeats a run
 # BENCH_FLAGS='--quick --only get'   what is given to bench/run.py (--help lists it)
 # SHORT=1                 asan, tsan, valgrind, model: the short form that CI runs
 
@@ -30,7 +30,7 @@ C_FILES = $(shell find include src tests tools examples -name '*.[ch]' 2>/dev/nu
 # One installation at a time: pip does not expect company in a folder.
 .NOTPARALLEL:
 .PHONY: help demo test compare bench check lint format tidy ctest asan tsan valgrind fault fuzz \
-	torture mutants model rc11 coverage wheel clean distclean
+	torture chaos mutants model rc11 coverage wheel clean distclean
 
 help:
 	@echo 'make demo      train on a Zarr database of brain volumes, two ranks, one pool'
@@ -45,6 +45,7 @@ help:
 	@echo 'make tidy      clang-tidy'
 	@echo 'make fault     killed at every step, and every system call failing, for every verb'
 	@echo 'make torture   kill -9 at random for TORTURE_SECONDS (60); SEED=n repeats'
+	@echo 'make chaos     ranks, workers, producers and owners killed at random for CHAOS_SECONDS (600)'
 	@echo 'make fuzz      hostile segments for FUZZ_SECONDS (60); libFuzzer where clang is'
 	@echo 'make asan      C tests and extension under AddressSanitizer and UBSan'
 	@echo 'make tsan      C tests under ThreadSanitizer'
@@ -143,6 +144,9 @@ fault: $(VENV)/.build-tools
 
 torture: $(VENV)/.build-tools
 	@JOBS='$(JOBS)' $(RUN_STEP) torture sh tools/run_torture.sh
+
+chaos: $(VENV)/.torch $(VENV)/.package
+	@$(RUN_STEP) chaos $(PY) tests/chaos/chaos.py
 
 fuzz: $(VENV)/.build-tools
 	@JOBS='$(JOBS)' $(RUN_STEP) fuzz sh tools/run_fuzz.sh
