@@ -192,7 +192,10 @@ typedef struct sv_chunk {
     uint64_t source_epoch;
 } sv_chunk;
 
-/* A pinned chunk. Allocated by the caller; the fields under the line belong to the library. */
+/* A pinned chunk. Allocated by the caller; the fields under the line belong to the library. A view may
+ * be moved to another address, but a copy of it is not a view: one pin is given back once. Giving a
+ * stale copy back is refused only when no other view of this process pins the same chunk, as pins are
+ * counted and not told apart. */
 typedef struct sv_view {
     const void *data; /* first array, 64-byte aligned, read-only */
     uint64_t size_bytes;
@@ -207,7 +210,9 @@ typedef struct sv_view {
     uint32_t state_;
 } sv_view;
 
-/* A free buffer that is being filled. Allocated by the caller. */
+/* A free buffer that is being filled. Allocated by the caller. It may be moved to another address; once
+ * it has ended, every copy of it is refused (SV_EINVAL), even when this process has reserved the same
+ * buffer again. */
 typedef struct sv_reservation {
     void *data; /* writable, 64-byte aligned */
     uint64_t capacity_bytes;
@@ -216,6 +221,7 @@ typedef struct sv_reservation {
     uint32_t buffer_;
     uint32_t state_;
     uint64_t process_;
+    uint64_t number_;
 } sv_reservation;
 
 /* What elements are, where that matters. Everything else moves as bytes. */
@@ -432,7 +438,7 @@ SV_API SV_MUST_CHECK int sv_pin(sv_segment *segment, uint32_t slot, sv_view *vie
 /* As sv_pin(), without counting a read. Python: get_meta and the internal pins. */
 SV_API SV_MUST_CHECK int sv_pin_quiet(sv_segment *segment, uint32_t slot, sv_view *view);
 
-/* Give a view back; its data must not be used any more. A second call does nothing. */
+/* Give a view back; its data must not be used any more. A second call does nothing, nor does NULL. */
 SV_API void sv_unpin(sv_view *view);
 
 /* May sv_unpin() of this view have to wait for other threads, as it ends a closed handle's mapping or a
@@ -487,8 +493,8 @@ SV_API SV_MUST_CHECK int sv_reserve(sv_segment *segment, uint64_t timeout_ns,
 /*
  * Say what the reserved buffer holds. `chunk->arrays[i].data` is NULL for arrays that were written
  * in place: array 0 at reservation->data, each next one on the next 64-byte boundary; other data is
- * copied there, from 16 MiB on by several threads. SV_EINVAL, SV_ETOOBIG (nothing was written),
- * SV_EFORKED.
+ * copied there, from 16 MiB on by several threads. SV_EINVAL a bad chunk, or a reservation that is over ·
+ * SV_ETOOBIG (nothing was written) · SV_EFORKED · SV_EFORMAT damage.
  */
 SV_API SV_MUST_CHECK int sv_fill(sv_reservation *reservation, const sv_chunk *chunk, sv_error *err);
 
@@ -497,8 +503,8 @@ SV_API SV_MUST_CHECK int sv_fill(sv_reservation *reservation, const sv_chunk *ch
  *
  * Effect    Ends the reservation. Readers see the old chunk or the new one. On failure the
  *           reservation is unchanged and still has to be ended.
- * Returns   SV_EINDEX slot >= sv_size() · SV_EINVAL nothing was filled · SV_EFORKED made before a
- *           fork, in the parent · SV_EFORMAT.
+ * Returns   SV_EINDEX slot >= sv_size() · SV_EINVAL nothing was filled, or the reservation is over (a
+ *           copy of it, too) · SV_EFORKED made before a fork, in the parent · SV_EFORMAT.
  * Cost      Independent of the chunk's size.
  * Python    Reservation.publish
  */
@@ -519,7 +525,8 @@ SV_API SV_MUST_CHECK int sv_publish_next(sv_reservation *reservation, uint32_t *
  */
 SV_API void sv_prefault(sv_reservation *reservation, uint64_t size_bytes);
 
-/* Give a reserved buffer back unused. A second call, or one in a forked child, does nothing. */
+/* Give a reserved buffer back unused. A second call, one with NULL or a copy of a reservation that has
+ * ended, or one in a forked child, does nothing. */
 SV_API void sv_cancel(sv_reservation *reservation);
 
 /* Reserve, fill and publish into the next empty slot. Errors of the three. Python: append. */

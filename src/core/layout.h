@@ -114,7 +114,7 @@ typedef struct svm_buffer {
     uint32_t b_meta_count;
     uint64_t b_source_index;
     uint64_t b_source_epoch;
-    uint64_t b_published_ns;
+    svi_word b_published_ns; /* relaxed: for people */
     double b_meta[SV_MAX_META];
     svm_array b_arrays[]; /* h_max_arrays of them */
 } svm_buffer;

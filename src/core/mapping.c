@@ -186,6 +186,8 @@ svi_mapping_drop(svi_mapping *m)
     m->used = NULL;
     free(m->prefaulted);
     m->prefaulted = NULL;
+    free(atomic_load_explicit(&m->numbers, memory_order_relaxed));
+    atomic_store_explicit(&m->numbers, NULL, memory_order_relaxed);
     m->probe = -1;
     m->owner = false;
     m->mapped = false;

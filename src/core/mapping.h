@@ -45,12 +45,14 @@ typedef struct svi_mapping {
     const unsigned char *ro;     /* the whole file, read-only */
     _Atomic(unsigned char *) rw; /* the whole file, writable; NULL until the first write */
     svi_cells_pointer *cells;    /* this process's cells; NULL in a fresh child (rule F1) */
-    svi_used *used;       /* per group of cells: 1, this process may have pins there (rule R4) */
-    uint32_t *prefaulted; /* per buffer, pages faulted in for writing; may be NULL */
-    svi_hold hold;        /* process lock */
-    svi_hold child;       /* made by the fork handler for the child; process lock */
-    bool withheld;        /* the payload is not passed to the next child; process lock */
-    bool keeping;         /* ... it is, without pins (rule B5); process lock */
+    svi_used *used; /* per group of cells: 1, this process may have pins there (rule R4) */
+    _Atomic(svi_word *) numbers; /* per buffer, 0 or the number of the reservation that this process
+                                     has open on it (rule W7); NULL before the first */
+    uint32_t *prefaulted;        /* per buffer, pages faulted in for writing; may be NULL */
+    svi_hold hold;               /* process lock */
+    svi_hold child;              /* made by the fork handler for the child; process lock */
+    bool withheld;               /* the payload is not passed to the next child; process lock */
+    bool keeping;                /* ... it is, without pins (rule B5); process lock */
     bool stays;           /* views without pins may show these maps: never unmapped; process lock */
     uint64_t views_since; /* views of older processes have no pins here (rule F3) */
     bool mapped;          /* process lock */

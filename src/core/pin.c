@@ -150,7 +150,7 @@ sv_pin_quiet(sv_segment *segment, uint32_t slot, sv_view *view)
 void
 sv_unpin(sv_view *view)
 {
-    svi_mapping *m = view->mapping_;
+    svi_mapping *m = view == NULL ? NULL : view->mapping_;
     if (m == NULL) {
         return;
     }
@@ -177,12 +177,19 @@ sv_unpin_waits(const sv_view *view)
 }
 
 /* The mapping of a view that is pinned in this process; a view that came with a fork, but whose pin
- * could not be handed over, shows nothing. */
+ * could not be handed over, shows nothing, and neither does a copy of a view that was given back,
+ * unless another view of this process pins the same chunk (P4). */
 static const svi_mapping *
 pin_mapping(const sv_view *view)
 {
     const svi_mapping *m = view->mapping_;
-    return m != NULL && view->state_ >= m->views_since ? m : NULL;
+    if (m == NULL || view->state_ < m->views_since || view->buffer_ >= m->g.buffer_count) {
+        return NULL;
+    }
+    const svi_word *cells = svi_cells(m);
+    return cells != NULL && svi_cell_pins(svi_load_relaxed(&cells[view->buffer_])) != 0
+               ? m
+               : NULL; /* P4, relaxed: own cell */
 }
 
 int
@@ -242,6 +249,6 @@ sv_view_info(const sv_view *view, sv_chunk_info *out)
         out->version = svi_load_relaxed(&header->b_version);
         out->source_index = header->b_source_index;
         out->source_epoch = header->b_source_epoch;
-        out->published_ns = header->b_published_ns;
+        out->published_ns = svi_load_relaxed(&header->b_published_ns); /* constant while pinned */
     }
 }

@@ -6,6 +6,9 @@
  */
 #include "reserve.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
 #include "error.h"
 #include "fork.h"
 #include "os.h"
@@ -13,6 +16,9 @@
 
 #define POLL_FIRST_NS UINT64_C(20000)
 #define POLL_LAST_NS UINT64_C(10000000)
+
+/* Reservations that this process ever made; a forked child goes on from its parent's. */
+static svi_word reserve_numbers;
 
 typedef enum take_result { TAKE_DONE, TAKE_BUSY, TAKE_NAMED, TAKE_PINNED } take_result;
 
@@ -158,6 +164,26 @@ reserve_row(svi_mapping *m, uint32_t *row, sv_error *err)
     return *row < m->g.max_rows ? 0 : svi_fail(err, SV_ECLOSED, 0, "write", "no row is held");
 }
 
+/* The numbers of this process's open reservations, made by the first of them; NULL with *status set. */
+static svi_word *
+reservation_numbers(svi_mapping *m, int *status, sv_error *err)
+{
+    /* acquire: pairs with the release below */
+    svi_word *numbers = atomic_load_explicit(&m->numbers, memory_order_acquire);
+    if (numbers != NULL || (*status = svi_process_lock(err)) != 0) {
+        return numbers;
+    }
+    numbers = atomic_load_explicit(&m->numbers, memory_order_relaxed);
+    if (numbers == NULL && (numbers = calloc(m->g.buffer_count, sizeof *numbers)) != NULL) {
+        atomic_store_explicit(&m->numbers, numbers, memory_order_release);
+    }
+    svi_process_unlock();
+    if (numbers == NULL) {
+        *status = svi_fail(err, SV_ENOMEM, ENOMEM, "reserve", "no memory for reservations");
+    }
+    return numbers;
+}
+
 int
 sv_reserve(sv_segment *segment, uint64_t timeout_ns, sv_reservation *reservation, sv_error *err)
 {
@@ -175,6 +201,10 @@ sv_reserve(sv_segment *segment, uint64_t timeout_ns, sv_reservation *reservation
                         m->name);
     }
     if ((status = reserve_row(m, &row, err)) != 0 || (status = svi_writable(m, &rw, err)) != 0) {
+        return status;
+    }
+    svi_word *numbers = reservation_numbers(m, &status, err);
+    if (numbers == NULL) {
         return status;
     }
     uint64_t started = svi_os_monotonic_ns();
@@ -198,24 +228,49 @@ sv_reserve(sv_segment *segment, uint64_t timeout_ns, sv_reservation *reservation
         svi_os_sleep_ns(pause < timeout_ns - waited ? pause : timeout_ns - waited);
         pause = pause * 2 < POLL_LAST_NS ? pause * 2 : POLL_LAST_NS;
     }
-    svi_add_seq(&m->reservations, 1); /* counter of this process */
+    uint64_t number = svi_add_seq(&reserve_numbers, 1) + 1; /* counter of this process */
+    svi_store_relaxed(&numbers[buffer], number);            /* relaxed: of this process (W7) */
+    svi_add_seq(&m->reservations, 1);                       /* counter of this process */
     *reservation = (sv_reservation){.data = svi_payload_at(m, rw, buffer),
                                     .capacity_bytes = m->g.chunk_size,
                                     .mapping_ = m,
                                     .buffer_ = buffer,
                                     .state_ = SVI_RESERVATION_OPEN,
-                                    .process_ = svi_process_token()};
+                                    .process_ = svi_process_token(),
+                                    .number_ = number};
     return 0;
 }
 
 /* ---- open reservations --------------------------------------------------------------------- */
 
-int
-svi_reservation_check(const sv_reservation *reservation, const char *operation, svi_mapping **m,
-                      sv_error *err)
+/* Is it one that this process has open? A stale copy of one that has ended looks open, and its buffer
+ * may have been reserved again meanwhile (rule W7). */
+static bool
+reservation_is_known(svi_mapping *m, const sv_reservation *reservation)
 {
-    if (reservation->state_ != SVI_RESERVATION_OPEN &&
-        reservation->state_ != SVI_RESERVATION_FILLED) {
+    const svi_word *numbers =
+        atomic_load_explicit(&m->numbers, memory_order_acquire); /* as above */
+    return numbers != NULL && reservation->buffer_ < m->g.buffer_count &&
+           svi_load_relaxed(&numbers[reservation->buffer_]) == /* relaxed: of this process (W7) */
+               reservation->number_;
+}
+
+/* Does the segment say so too? It does not when it was damaged (rule W7). */
+static bool
+reservation_is_claimed(const svi_mapping *m, unsigned char *rw, uint32_t buffer)
+{
+    /* relaxed: this process's own store while it holds the claim (W7) */
+    return svi_load_relaxed(&svi_buffer_at(m, rw, buffer)->b_writer) == (uint64_t)m->hold.row + 1;
+}
+
+/* The mapping of a reservation that this process has open. */
+static int
+reservation_find(const sv_reservation *reservation, const char *operation, svi_mapping **m,
+                 unsigned char **rw, sv_error *err)
+{
+    int status;
+    if (reservation == NULL || (reservation->state_ != SVI_RESERVATION_OPEN &&
+                                reservation->state_ != SVI_RESERVATION_FILLED)) {
         return svi_fail(err, SV_EINVAL, 0, operation, "the reservation is not open any more");
     }
     if (reservation->process_ != svi_process_token()) {
@@ -223,13 +278,38 @@ svi_reservation_check(const sv_reservation *reservation, const char *operation, 
                         "the reservation was made before a fork and stays with the parent; reserve "
                         "again in this process");
     }
+    if ((status = svi_writable(reservation->mapping_, rw, err)) != 0) {
+        return status;
+    }
     *m = reservation->mapping_;
+    if (!reservation_is_known(*m, reservation)) {
+        return svi_fail(
+            err, SV_EINVAL, 0, operation,
+            "the reservation is a copy of one that was published or cancelled; keep one "
+            "sv_reservation for each buffer, and pass it by its address");
+    }
     return 0;
+}
+
+int
+svi_reservation_check(const sv_reservation *reservation, const char *operation, svi_mapping **m,
+                      unsigned char **rw, sv_error *err)
+{
+    int status = reservation_find(reservation, operation, m, rw, err);
+    if (status == 0 && !reservation_is_claimed(*m, *rw, reservation->buffer_)) {
+        status = svi_fail(err, SV_EFORMAT, 0, operation,
+                          "'%s' is damaged: buffer %u, which this process has reserved, is claimed "
+                          "by another one",
+                          (*m)->name, reservation->buffer_);
+    }
+    return status;
 }
 
 void
 svi_reservation_end(svi_mapping *m, sv_reservation *reservation)
 {
+    svi_word *numbers = atomic_load_explicit(&m->numbers, memory_order_acquire); /* as above */
+    svi_store_relaxed(&numbers[reservation->buffer_], 0); /* relaxed: of this process (W7) */
     reservation->state_ = 0;
     reservation->mapping_ = NULL;
     reservation->data = NULL;
@@ -241,8 +321,7 @@ sv_prefault(sv_reservation *reservation, uint64_t size_bytes)
 {
     svi_mapping *m = NULL;
     unsigned char *rw = NULL;
-    if (svi_reservation_check(reservation, "prefault", &m, NULL) == 0 &&
-        svi_writable(m, &rw, NULL) == 0) {
+    if (svi_reservation_check(reservation, "prefault", &m, &rw, NULL) == 0) {
         svi_prefault(m, rw, reservation->buffer_,
                      size_bytes < m->g.chunk_size ? size_bytes : m->g.chunk_size);
     }
@@ -253,12 +332,13 @@ sv_cancel(sv_reservation *reservation)
 {
     svi_mapping *m = NULL;
     unsigned char *rw = NULL;
-    if (svi_reservation_check(reservation, "cancel", &m, NULL) != 0 ||
-        svi_writable(m, &rw, NULL) != 0) {
+    if (reservation_find(reservation, "cancel", &m, &rw, NULL) != 0) {
         return;
     }
-    svi_store_seq(&svi_buffer_at(m, rw, reservation->buffer_)->b_writer, 0); /* E6 */
-    SVI_STEP("cancel.released");
-    svi_hint(rw, reservation->buffer_);
+    if (reservation_is_claimed(m, rw, reservation->buffer_)) { /* else the segment is damaged */
+        svi_store_seq(&svi_buffer_at(m, rw, reservation->buffer_)->b_writer, 0); /* E6 */
+        SVI_STEP("cancel.released");
+        svi_hint(rw, reservation->buffer_);
+    }
     svi_reservation_end(m, reservation);
 }

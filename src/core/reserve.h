@@ -7,9 +7,9 @@
 #define SVI_RESERVATION_OPEN UINT32_C(0x52455331)
 #define SVI_RESERVATION_FILLED UINT32_C(0x52455332)
 
-/* The mapping of a reservation that is open and made by this very process. */
+/* The mapping of a reservation that this very process has open (rule W7), and a writable map of it. */
 int svi_reservation_check(const sv_reservation *reservation, const char *operation, svi_mapping **m,
-                          sv_error *err);
+                          unsigned char **rw, sv_error *err);
 
 /* Forget a reservation whose buffer was published or given back. */
 void svi_reservation_end(svi_mapping *m, sv_reservation *reservation);
