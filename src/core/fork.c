@@ -20,6 +20,7 @@
 #include "os.h"
 #include "row.h"
 
+#define PROCESS_POLL_NS UINT64_C(100000)
 #define FORK_PAGE_POINTERS (SVI_PAGE / sizeof(svi_cells_pointer))
 
 /* One wiped page: element 0 of the first page is the token, the others are handed to mappings. */
@@ -33,9 +34,14 @@ static pthread_mutex_t process_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_rwlock_t process_gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 static svi_mapping *process_list;
 static fork_page process_page;
-static _Atomic(svi_word *)
-    *process_token_home;     /* in a wiped page; NULL there: an unrepaired child */
+/* A word in a wiped page: NULL in a child that was not repaired, else &svi_process_number (or, while
+ * one thread repairs, &process_repairing). Whoever sees the place sees the word in it: it is filled
+ * before its address is released, or another thread of the first call would take itself for a child. */
+typedef _Atomic(svi_word *) process_token;
+static _Atomic(process_token *) process_token_home;
+static svi_word process_repairing;
 svi_word svi_process_number; /* not wiped; the child adds one */
+static pthread_once_t process_once = PTHREAD_ONCE_INIT;
 static bool process_handlers;
 
 /* A lock for reading and writing knows its writer by thread id, and the child's is another one. */
@@ -78,8 +84,6 @@ fork_map_again(svi_mapping *m)
 static void
 fork_adopt(bool handlers_ran)
 {
-    svi_add_relaxed(&svi_process_number, 1);
-    atomic_store_explicit(process_token_home, &svi_process_number, memory_order_relaxed);
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
         if (m->mapped && m->withheld && handlers_ran) {
             fork_fence(m);
@@ -178,31 +182,49 @@ fork_hand_over(svi_mapping *m)
     svi_writable_return(m, rw);
 }
 
-/* A child made by a raw clone: the handlers did not run, and the locks may have been held by
- * threads that do not exist here. */
+static svi_word *
+process_word(void)
+{
+    /* acquire: what the place was filled with, and what a repair did, comes with its address */
+    process_token *home = atomic_load_explicit(&process_token_home, memory_order_acquire);
+    return home == NULL ? &svi_process_number : atomic_load_explicit(home, memory_order_acquire);
+}
+
+/* A child made by a raw clone: the handlers did not run, and the locks may have been held by threads
+ * that do not exist here. One of its threads mends that, the others wait until it has. */
 static void
 process_repair(void)
 {
+    process_token *home = atomic_load_explicit(&process_token_home, memory_order_acquire);
+    svi_word *unrepaired = NULL;
+    if (!atomic_compare_exchange_strong_explicit(home, &unrepaired, &process_repairing,
+                                                 memory_order_acquire, memory_order_acquire)) {
+        while (atomic_load_explicit(home, memory_order_acquire) == &process_repairing) {
+            svi_os_sleep_ns(PROCESS_POLL_NS);
+        }
+        return;
+    }
     (void)pthread_mutex_init(&process_mutex, NULL);
     process_reset_gate();
-    (void)pthread_mutex_lock(&process_mutex);
+    svi_add_relaxed(&svi_process_number, 1);
     fork_adopt(false);
-    (void)pthread_mutex_unlock(&process_mutex);
+    /* release: whoever sees the token finds the locks and the mappings mended */
+    atomic_store_explicit(home, &svi_process_number, memory_order_release);
 }
 
-static bool
-process_is_unrepaired(void)
+/* The first thing that every entry does. */
+static void
+process_mend(void)
 {
-    return process_token_home != NULL &&
-           atomic_load_explicit(process_token_home, memory_order_relaxed) == NULL;
+    if (__builtin_expect(process_word() != &svi_process_number, 0)) {
+        process_repair(); /* the parent's row is not mapped here */
+    }
 }
 
 static void
 fork_prepare(void)
 {
-    if (process_is_unrepaired()) {
-        process_repair(); /* the parent's row is not mapped here */
-    }
+    process_mend();
     (void)pthread_rwlock_wrlock(&process_gate);
     (void)pthread_mutex_lock(&process_mutex);
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
@@ -247,50 +269,64 @@ fork_child(void)
             break;
         }
     }
+    svi_add_relaxed(&svi_process_number, 1);
+    process_token *home = atomic_load_explicit(&process_token_home, memory_order_relaxed);
+    if (home != NULL) { /* relaxed: the child has this one thread */
+        atomic_store_explicit(home, &svi_process_number, memory_order_relaxed);
+    }
     fork_adopt(true);
     (void)pthread_mutex_unlock(&process_mutex);
     process_reset_gate();
 }
 
+/* Before anything is locked for the first time: a child that was forked in between would find the
+ * process lock held by a thread that it does not have. */
+static void
+process_register(void)
+{
+    process_handlers = pthread_atfork(fork_prepare, fork_parent, fork_child) == 0;
+}
+
 static int
 process_prepare_locked(sv_error *err)
 {
-    if (process_token_home == NULL) {
-        void *page = NULL;
-        if (sysconf(_SC_PAGESIZE) != (long)SVI_PAGE) {
-            return svi_fail(err, SV_EUNSUPPORTED, 0, "prepare process",
-                            "pages of memory have %ld bytes here, format %d.%d needs %u",
-                            sysconf(_SC_PAGESIZE), SV_FORMAT_MAJOR, SV_FORMAT_MINOR, SVI_PAGE);
-        }
-        int status = svi_os_map_wipe_on_fork(SVI_PAGE, &page);
-        if (status != 0) {
-            return svi_fail(err, status == -ENOMEM ? SV_ENOMEM : SV_EUNSUPPORTED, -status,
-                            "prepare process",
-                            "memory that is wiped in forked children (MADV_WIPEONFORK, Linux 4.14) "
-                            "cannot be had");
-        }
-        process_page.pointers = page;
-        process_page.used = 1;
-        process_token_home = &process_page.pointers[0];
-        svi_store_relaxed(&svi_process_number, 1);
-        atomic_store_explicit(process_token_home, &svi_process_number, memory_order_relaxed);
+    if (!process_handlers) {
+        process_register(); /* once more: memory may have come back */
     }
     if (!process_handlers) {
-        if (pthread_atfork(fork_prepare, fork_parent, fork_child) != 0) {
-            return svi_fail(err, SV_ENOMEM, 0, "prepare process",
-                            "the fork handlers cannot be registered");
-        }
-        process_handlers = true;
+        return svi_fail(err, SV_ENOMEM, 0, "prepare process",
+                        "the fork handlers cannot be registered");
     }
+    if (atomic_load_explicit(&process_token_home, memory_order_relaxed) != NULL) { /* locked */
+        return 0;
+    }
+    void *page = NULL;
+    if (sysconf(_SC_PAGESIZE) != (long)SVI_PAGE) {
+        return svi_fail(err, SV_EUNSUPPORTED, 0, "prepare process",
+                        "pages of memory have %ld bytes here, format %d.%d needs %u",
+                        sysconf(_SC_PAGESIZE), SV_FORMAT_MAJOR, SV_FORMAT_MINOR, SVI_PAGE);
+    }
+    int status = svi_os_map_wipe_on_fork(SVI_PAGE, &page);
+    if (status != 0) {
+        return svi_fail(err, status == -ENOMEM ? SV_ENOMEM : SV_EUNSUPPORTED, -status,
+                        "prepare process",
+                        "memory that is wiped in forked children (MADV_WIPEONFORK, Linux 4.14) "
+                        "cannot be had");
+    }
+    process_page.pointers = page;
+    process_page.used = 1;
+    svi_store_relaxed(&svi_process_number, 1);
+    atomic_store_explicit(&process_page.pointers[0], &svi_process_number, memory_order_relaxed);
+    /* release: the token before its place, see process_word() */
+    atomic_store_explicit(&process_token_home, &process_page.pointers[0], memory_order_release);
     return 0;
 }
 
 int
 svi_process_lock(sv_error *err)
 {
-    if (process_is_unrepaired()) {
-        process_repair();
-    }
+    process_mend();
+    (void)pthread_once(&process_once, process_register);
     (void)pthread_mutex_lock(&process_mutex);
     int status = process_prepare_locked(err);
     if (status != 0) {
@@ -308,18 +344,14 @@ svi_process_unlock(void)
 uint64_t
 svi_process_token(void)
 {
-    if (process_is_unrepaired()) {
-        process_repair();
-    }
+    process_mend();
     return svi_load_relaxed(&svi_process_number);
 }
 
 void
 svi_gate_enter(void)
 {
-    if (process_is_unrepaired()) {
-        process_repair();
-    }
+    process_mend();
     (void)pthread_rwlock_rdlock(&process_gate);
 }
 

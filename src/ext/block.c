@@ -9,6 +9,7 @@
 #include "ext.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -265,10 +266,10 @@ PyObject *
 module_guard_signals(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
     static const int numbers[] = {SIGTERM, SIGHUP};
-    static int at_exit = 0;
-    if (!at_exit) {
-        /* Behind Python's own end: what a daemon thread was about to make. */
-        at_exit = atexit(sv_block_unlink_all) == 0;
+    static atomic_flag at_exit = ATOMIC_FLAG_INIT;
+    /* Behind Python's own end: what a daemon thread was about to make. */
+    if (!atomic_flag_test_and_set(&at_exit) && atexit(sv_block_unlink_all) != 0) {
+        atomic_flag_clear(&at_exit);
     }
     if (getpid() == 1) {
         Py_RETURN_NONE; /* the kernel spares the first process of a container the default action */

@@ -104,22 +104,26 @@ map_is_guarded(void)
            !sigismember(&blocked, SIGBUS);
 }
 
-/* Once: a handler that came later and calls the one before it would be called by ours in turn. */
+/* Once: a handler that came later and calls the one before it would be called by ours in turn. Whoever
+ * comes second waits for the first: it will touch maps as soon as this returns. */
 PyObject *
 module_guard_file_maps(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    static atomic_flag done = ATOMIC_FLAG_INIT;
-    if (atomic_flag_test_and_set(&done)) {
-        Py_RETURN_NONE;
-    }
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static int done = 0;
     struct sigaction ours;
     memset(&ours, 0, sizeof(ours));
     ours.sa_sigaction = map_bus_error;
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
     (void)sigemptyset(&ours.sa_mask);
-    page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
-    if (sigaction(SIGBUS, NULL, &fallback) != 0 || sigaction(SIGBUS, &ours, NULL) != 0) {
-        atomic_flag_clear(&done);
+    (void)pthread_mutex_lock(&mutex);
+    if (!done) {
+        page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+        done = sigaction(SIGBUS, NULL, &fallback) == 0 && sigaction(SIGBUS, &ours, NULL) == 0;
+    }
+    int good = done;
+    (void)pthread_mutex_unlock(&mutex);
+    if (!good) {
         return PyErr_SetFromErrno(PyExc_OSError);
     }
     Py_RETURN_NONE;
