@@ -37,6 +37,7 @@
  *     thread is just pinning or unpinning while fork() runs may or may not count in the child: join
  *     or pause such threads first, as for any other state that threads share (Python's GIL does it).
  *   - Closing foreign file descriptors (closefrom and the like) does no harm to pins and ownership.
+ *   - Functions that return nothing do nothing when they get NULL, so that a clean-up need not ask.
  *   - A process of the same user can write into the segment. Nothing read from there is trusted:
  *     damage gives SV_EFORMAT, never a crash of this library. Only cutting the file short is beyond
  *     it: the kernel answers that with SIGBUS.

@@ -13,7 +13,6 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeAlias
 
 from sharedvector._pool_tasks import PoolTasks, has_ended, is_pool
@@ -154,7 +153,6 @@ class _Futures:
         self._events = events
         self._futures: list[Any] = []
         self._workers: set[Any] = set()
-        self._manager: Any = None  # the thread that ends the futures of a pool of processes
         self._broken_until: float | None = None
 
     def submit(self, job: Job) -> None:
@@ -165,26 +163,9 @@ class _Futures:
         workers = getattr(self._executor, "_processes", None)
         if isinstance(workers, dict):
             self._workers.update(dict(workers).values())
-        # A shutdown makes the executor forget the thread, which still ends the futures.
-        self._manager = getattr(self._executor, "_executor_manager_thread", None) or self._manager
 
     def look(self) -> None:
-        """Executors watch their workers and end every future, as long as their own thread lives."""
-        if self._abandoned():
-            # The thread would have done so. Left alone they wait for tasks that nobody sends, and
-            # this process waits for them when it ends.
-            for worker in self._workers:
-                worker.terminate()
-            raise BrokenProcessPool(
-                "tasks of the executor are lost: its thread that gives out tasks and takes results "
-                "has ended by an error, which was printed; make another executor"
-            )
-
-    def _abandoned(self) -> bool:
-        """Whether nobody is left who could end the futures."""
-        if self._manager is None or self._manager.is_alive():
-            return False  # asked before the futures are: a thread that ends well ends them first
-        return not all(future.done() for future in self._futures)
+        """Every future gets an end: executors watch their workers."""
 
     def failed(self, index: int) -> bool:
         future = self._futures[index]
@@ -195,13 +176,10 @@ class _Futures:
             future.cancel()
 
     def running(self) -> bool:
-        with contextlib.suppress(BrokenProcessPool):
-            self.look()
-        abandoned = self._abandoned()
-        if not abandoned and not all(future.done() for future in self._futures):
+        if not all(future.done() for future in self._futures):
             return True
         # A broken executor ends its futures before its workers, and these still write to `out`.
-        if not abandoned and not any(isinstance(error, BrokenExecutor) for error in self._errors()):
+        if not any(isinstance(error, BrokenExecutor) for error in self._errors()):
             return False
         now = time.monotonic()
         if self._broken_until is None:

@@ -7,8 +7,8 @@
 
 #include "sharedvector/sharedvector.h"
 
-/* Bytes of an array in C order. false: too many dimensions, no itemsize, or extents whose product
- * overflows (extents of 0 left out, as NumPy does). */
+/* Bytes of an array in C order. false: too many dimensions, no itemsize, or extents whose product is
+ * beyond INT64_MAX (extents of 0 left out, as NumPy does), so that every stride of it is a number. */
 static inline bool
 svi_array_bytes(uint32_t itemsize, uint32_t ndim, const uint64_t *shape, uint64_t *bytes)
 {
@@ -24,7 +24,7 @@ svi_array_bytes(uint32_t itemsize, uint32_t ndim, const uint64_t *shape, uint64_
         }
     }
     *bytes = empty ? 0 : product;
-    return true;
+    return product <= INT64_MAX;
 }
 
 #endif

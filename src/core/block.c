@@ -271,7 +271,7 @@ sv_block_pin(sv_segment *segment, int writable, sv_view *view, void **data, sv_e
 void
 sv_block_prefault(const sv_view *view, int writable, uint64_t offset, uint64_t size_bytes)
 {
-    const svi_mapping *m = view->mapping_;
+    const svi_mapping *m = view == NULL ? NULL : view->mapping_;
     if (m == NULL || offset >= m->g.buffer_stride) {
         return;
     }

@@ -252,8 +252,9 @@ gather_round(gather_work *work, uint32_t threads)
 void
 sv_gather_options_init(sv_gather_options *options)
 {
-    memset(options, 0, sizeof *options);
-    options->size = sizeof *options;
+    if (options != NULL) {
+        *options = (sv_gather_options){.size = sizeof *options};
+    }
 }
 
 /* Describe one item of the output. */
@@ -311,7 +312,12 @@ sv_gather(sv_segment *segment, const uint32_t *slots, size_t count, const sv_gat
     if (status != 0 || count == 0) {
         return status;
     }
-    uint64_t total = bytes > UINT64_MAX / count ? UINT64_MAX : bytes * count;
+    if (stride_bytes > INT64_MAX / count) {
+        return svi_fail(err, SV_EINVAL, 0, "gather",
+                        "%zu items of %llu bytes each lie beyond all memory", count,
+                        (unsigned long long)stride_bytes);
+    }
+    uint64_t total = bytes * count;
     uint32_t threads = svi_parallel_threads(how->threads, total, GATHER_THREAD_BYTES);
     uint64_t each = bytes == 0 ? count : GATHER_ROUND_BYTES / bytes + 1;
     work.stream = svi_copy_streams(total, 0);

@@ -51,6 +51,9 @@ static uint64_t
 geometry_slots_of_size(uint64_t max_memory_size, uint64_t chunk_size)
 {
     uint64_t bare = max_memory_size / chunk_size;
+    if (bare > SV_MAX_BUFFERS) {
+        return bare; /* refused as too many; 16 times as much may be no number */
+    }
     uint64_t overhead = 752 + 16 * bare;
     if (max_memory_size <= overhead) {
         return 0;
@@ -101,8 +104,8 @@ svi_geometry_plan(const sv_options *options, svi_geometry *out, sv_error *err)
     }
     uint64_t samples = options->stats_capacity;
     if (samples == 0) {
+        bare = bare > UINT32_MAX / 4 ? UINT32_MAX / 4 : bare;
         samples = bare < 8 ? 16 : 2 * bare;
-        samples = samples > UINT32_MAX / 2 ? UINT32_MAX / 2 : samples;
     }
     if ((status = geometry_check_range("the number of slots", slots, 1, most_slots, err)) != 0 ||
         (status = geometry_check_range("spare_buffers", spares, g.kind != SVI_KIND_BLOCK,

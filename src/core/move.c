@@ -53,6 +53,28 @@ move_check_shapes(const sv_strided *to, const sv_strided *from, sv_error *err)
     return 0;
 }
 
+/* Are all sums of strides numbers that an address can take? Before anything is multiplied by them. */
+static int
+move_check_reach(const sv_strided *side, const char *name, sv_error *err)
+{
+    uint64_t reach = side->itemsize;
+    for (uint32_t i = 0; i < side->ndim; i++) {
+        uint64_t length = 0;
+        uint64_t stride =
+            side->strides[i] < 0 ? 0 - (uint64_t)side->strides[i] : (uint64_t)side->strides[i];
+        if (side->shape[i] > 1 &&
+            (__builtin_mul_overflow(stride, side->shape[i], &length) ||
+             __builtin_add_overflow(reach, length, &reach) || reach > INT64_MAX)) {
+            return svi_fail(err, SV_EINVAL, 0, "move",
+                            "%s lies beyond all memory: axis %u has length %llu and a stride of "
+                            "%lld bytes",
+                            name, i, (unsigned long long)side->shape[i],
+                            (long long)side->strides[i]);
+        }
+    }
+    return 0;
+}
+
 static int
 move_choose_conversion(const sv_strided *to, const sv_strided *from, const sv_scale *scale,
                        svi_move *out, sv_error *err)
@@ -94,8 +116,8 @@ move_sort_axes(const sv_strided *to, const sv_strided *from, svi_move *out)
     }
 }
 
-/* Does no element of the destination share bytes with another, nor lie beyond all memory? Says no to
- * a few that do not, whose axes are interleaved. */
+/* Does no element of the destination share bytes with another? Says no to a few that do not, whose axes
+ * are interleaved. */
 static bool
 move_is_spread(const svi_move *move)
 {
@@ -150,6 +172,10 @@ svi_move_plan(const sv_strided *to, const sv_strided *from, const sv_scale *scal
         empty |= to->shape[i] == 0;
     }
     if (!empty) {
+        if ((status = move_check_reach(to, "the destination", err)) != 0 ||
+            (status = move_check_reach(from, "the source", err)) != 0) {
+            return status;
+        }
         move_sort_axes(to, from, out);
     }
     if (out->axis_count == 0) {
@@ -158,8 +184,7 @@ svi_move_plan(const sv_strided *to, const sv_strided *from, const sv_scale *scal
     }
     if (!move_is_spread(out)) {
         return svi_fail(err, SV_EINVAL, 0, "move",
-                        "elements of the destination overlap, or lie beyond all memory: its "
-                        "strides must keep them apart");
+                        "elements of the destination overlap: its strides must keep them apart");
     }
     move_merge_axes(out);
     svi_move_set_stream(out, svi_copy_streams(svi_move_bytes(out), 0));

@@ -169,7 +169,7 @@ sv_unpin(sv_view *view)
 int
 sv_unpin_waits(const sv_view *view)
 {
-    const svi_mapping *m = view->mapping_;
+    const svi_mapping *m = view == NULL ? NULL : view->mapping_;
     /* Hints. While the view is pinned its header is mapped. */
     return m != NULL && view->state_ >= m->views_since &&
            (svi_load_relaxed(&m->closing) != 0 || /* E11, relaxed: a hint */
@@ -182,7 +182,7 @@ sv_unpin_waits(const sv_view *view)
 static const svi_mapping *
 pin_mapping(const sv_view *view)
 {
-    const svi_mapping *m = view->mapping_;
+    const svi_mapping *m = view == NULL ? NULL : view->mapping_;
     if (m == NULL || view->state_ < m->views_since || view->buffer_ >= m->g.buffer_count) {
         return NULL;
     }
@@ -243,6 +243,9 @@ void
 sv_view_info(const sv_view *view, sv_chunk_info *out)
 {
     const svi_mapping *m = pin_mapping(view);
+    if (out == NULL) {
+        return;
+    }
     *out = (sv_chunk_info){.version = 0};
     if (m != NULL) {
         const svm_buffer *header = svi_buffer(m, view->buffer_);

@@ -21,6 +21,9 @@
 void
 sv_options_init(sv_options *options)
 {
+    if (options == NULL) {
+        return;
+    }
     *options = (sv_options){.size = sizeof *options,
                             .chunk_size = UINT64_C(1) << 20,
                             .max_memory_size = UINT64_C(10) << 20,

@@ -133,6 +133,9 @@ void
 sv_stats_get(const sv_segment *segment, sv_stats *out)
 {
     const svi_mapping *m = svi_mapping_of(segment);
+    if (out == NULL) {
+        return;
+    }
     memset(out, 0, sizeof *out);
     if (m == NULL) {
         return;

@@ -76,16 +76,20 @@ move_check_shapes(PyArrayObject *destination, PyArrayObject *source)
     return -1;
 }
 
-/* First byte of an array and the one after its last; the array has elements. */
-static void
-move_bounds(const sv_strided *array, const char **begin, const char **end)
+/* First byte of an array and the one after its last; the array has elements. 0: there are no such
+ * addresses, as any strides can be made up; sv_move() says so. */
+static int
+move_bounds(const sv_strided *array, int64_t *begin, int64_t *end)
 {
-    *begin = array->data;
-    *end = *begin + array->itemsize;
-    for (uint32_t i = 0; i < array->ndim; i++) {
-        int64_t reach = ((int64_t)array->shape[i] - 1) * array->strides[i];
-        *(reach < 0 ? begin : end) += reach;
+    *begin = (int64_t)(intptr_t)array->data;
+    int fits = !__builtin_add_overflow(*begin, (int64_t)array->itemsize, end);
+    for (uint32_t i = 0; fits && i < array->ndim; i++) {
+        int64_t reach = 0;
+        fits = !__builtin_mul_overflow((int64_t)array->shape[i] - 1, array->strides[i], &reach);
+        int64_t *side = reach < 0 ? begin : end;
+        fits = fits && !__builtin_add_overflow(*side, reach, side);
     }
+    return fits;
 }
 
 /* Arrays whose bounds overlap may still have no element in common, such as two halves of rows. */
@@ -93,14 +97,13 @@ static int
 move_check_overlap(PyArrayObject *destination, PyArrayObject *source, const sv_strided *to,
                    const sv_strided *from)
 {
-    const char *first[2];
-    const char *last[2];
+    int64_t first[2];
+    int64_t last[2];
     if (PyArray_SIZE(destination) == 0) {
         return 0;
     }
-    move_bounds(to, &first[0], &last[0]);
-    move_bounds(from, &first[1], &last[1]);
-    if (last[0] <= first[1] || last[1] <= first[0]) {
+    if (!move_bounds(to, &first[0], &last[0]) || !move_bounds(from, &first[1], &last[1]) ||
+        last[0] <= first[1] || last[1] <= first[0]) {
         return 0;
     }
     PyObject *numpy = PyImport_ImportModule("numpy");

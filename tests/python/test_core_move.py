@@ -211,3 +211,14 @@ def test_nothing_to_move() -> None:
     scalar = np.zeros((), np.int8)
     _core.move(scalar, np.array(-300.7))
     assert scalar == -128
+
+
+def test_strides_beyond_all_memory() -> None:
+    """as_strided() makes up any strides; none of them is multiplied before it is looked at."""
+    block = np.zeros(8, "f4")
+    for strides in ((2**62, 4), (-(2**63), 4), (4, 2**63 - 1)):
+        far = np.lib.stride_tricks.as_strided(block, (2, 2), strides)
+        with pytest.raises(ValueError, match="beyond all memory"):
+            _core.move(np.zeros((2, 2), "f4"), far)
+        with pytest.raises(ValueError, match="beyond all memory"):
+            _core.move(far, np.zeros((2, 2), "f4"))

@@ -106,6 +106,8 @@ what_does_not_fit_together(void)
     HAS(err.message, "elements of 4 bytes");
     EQ(sv_gather(segment, slots, 1, &how, out, 511, &err), SV_EINVAL);
     HAS(err.message, "511 bytes");
+    EQ(sv_gather(segment, slots, 2, &how, out, UINT64_C(1) << 62, &err), SV_EINVAL);
+    HAS(err.message, "beyond all memory");
     slots[1] = 3;
     EQ(sv_gather(segment, slots, 2, &how, out, sizeof out[0], &err), SV_EINDEX);
     HAS(err.message, "item 1, slot 3");

@@ -94,6 +94,10 @@ options_out_of_range_are_named(void)
     options = world_options();
     options.slot_count = SV_MAX_BUFFERS;
     refuse(&options, "number of slots", "16777216");
+    options.slot_count = 0;
+    options.chunk_size = 1;
+    options.max_memory_size = UINT64_C(1) << 60; /* 16 times as much is 0 */
+    refuse(&options, "number of slots", "1152921504606846976");
     options = world_options();
     options.spare_buffers = 0;
     refuse(&options, "spare_buffers", "found 0");

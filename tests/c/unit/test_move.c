@@ -366,8 +366,7 @@ wrong_calls_are_refused(void)
 static void
 a_destination_that_overlaps_itself_is_refused(void)
 {
-    static const int64_t strides[][2] = {{0, 4},  {24, 0},           {4, 4}, {8, 4}, {-8, 4},
-                                         {24, 3}, {INT64_MAX / 2, 4}};
+    static const int64_t strides[][2] = {{0, 4}, {24, 0}, {4, 4}, {8, 4}, {-8, 4}, {24, 3}};
     for (size_t i = 0; i < sizeof strides / sizeof strides[0]; i++) {
         const sv_strided from = {.data = numbers,
                                  .type = SV_U32,
@@ -384,6 +383,32 @@ a_destination_that_overlaps_itself_is_refused(void)
     }
 }
 
+/* Strides that no array has: each is looked at before anything is multiplied by it. */
+static void
+strides_beyond_all_memory_are_refused(void)
+{
+    static const int64_t strides[][2] = {{INT64_MAX / 2, 4}, {INT64_MAX, 4},
+                                         {INT64_MIN, 4},     {24, INT64_MIN},
+                                         {INT64_MIN / 4, 4}, {INT64_MAX / 6, INT64_MAX / 6}};
+    for (size_t i = 0; i < 2 * sizeof strides / sizeof strides[0]; i++) {
+        sv_strided from = {.data = numbers,
+                           .type = SV_U32,
+                           .itemsize = 4,
+                           .ndim = 2,
+                           .shape = {4, 6},
+                           .strides = {24, 4}};
+        sv_strided to = from;
+        to.data = others;
+        memcpy(i % 2 == 0 ? to.strides : from.strides, strides[i / 2], sizeof strides[0]);
+        tap_context("case %zu", i);
+        EQ(refusal(&to, &from, NULL), SV_EINVAL);
+        HAS(err.message, "beyond all memory");
+        HAS(err.message, i % 2 == 0 ? "destination" : "source");
+        from.shape[1] = to.shape[1] = 0; /* nothing to move: any strides do */
+        EQ(sv_move(&to, &from, NULL, 1, NULL), 0);
+    }
+}
+
 int
 main(void)
 {
@@ -397,6 +422,7 @@ main(void)
     RUN(parts_cover_everything_once);
     RUN(wrong_calls_are_refused);
     RUN(a_destination_that_overlaps_itself_is_refused);
+    RUN(strides_beyond_all_memory_are_refused);
     for (size_t i = 0; i < 3; i++) {
         free(memory[i]);
     }

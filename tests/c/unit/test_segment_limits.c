@@ -199,6 +199,32 @@ the_probe_is_not_fooled_by_another_file(void)
     (void)close(other);
 }
 
+/* A clean-up calls them without asking what it has. */
+static void
+null_is_nothing(void)
+{
+    sv_chunk_info info;
+    sv_stats stats;
+    double meta[SV_MAX_META];
+    sv_options_init(NULL);
+    sv_gather_options_init(NULL);
+    sv_unpin(NULL);
+    sv_cancel(NULL);
+    sv_prefault(NULL, 1);
+    sv_block_prefault(NULL, 1, 0, 1);
+    sv_owner_release(NULL);
+    sv_retire(NULL, SV_RETIRED_CLOSED);
+    sv_count_blocked(NULL, 1);
+    sv_copy(NULL, NULL, 0, 1);
+    sv_view_info(NULL, NULL);
+    sv_view_info(NULL, &info);
+    EQ(info.version, 0);
+    EQ(sv_view_meta(NULL, meta), 0);
+    sv_stats_get(NULL, NULL);
+    sv_stats_get(NULL, &stats);
+    EQ(stats.replace_events, 0);
+}
+
 int
 main(void)
 {
@@ -211,5 +237,6 @@ main(void)
     RUN(a_segment_copied_to_a_disk_is_refused);
     RUN(closing_every_descriptor_does_no_harm);
     RUN(the_probe_is_not_fooled_by_another_file);
+    RUN(null_is_nothing);
     return world_end();
 }
