@@ -603,11 +603,13 @@ SV_API void sv_retire(sv_segment *segment, sv_retired reason);
 
 /*
  * Become the owner of the pool `name`: hold an flock on <lock_dir>/<name>.lock for as long as this
- * address space lives. Neither fork, nor exec, nor closing descriptors passes it on or loses it.
+ * address space lives. Neither fork, nor exec, nor closing descriptors passes it on or loses it. (Where
+ * maps do not keep locks, on overlayfs, it takes a descriptor, and closing that one loses it.)
  *
  * lock_dir  NULL: SHAREDVECTOR_LOCK_DIR, else /dev/shm. Must be local to the node.
  * generation  NULL draws a new one.
- * Returns   SV_EBUSY another process is the owner (err names its pid) · SV_EINVAL · SV_ESYS.
+ * Returns   SV_EBUSY another process is the owner (err names its pid) · SV_EINVAL · SV_ESYS ·
+ *           SV_EUNSUPPORTED nobody else would see the lock there.
  * Python    OwnerLock.try_acquire
  */
 SV_API SV_MUST_CHECK int sv_owner_acquire(const char *name, const char *lock_dir,

@@ -79,7 +79,8 @@ create_write_header(svm_header *h, const svi_geometry *g, const sv_options *opti
     svi_text_copy(h->h_dtype, sizeof h->h_dtype, options->dtype);
 }
 
-/* Do kernel locks work here? A second description must conflict with the row that we just took. */
+/* Do kernel locks work here, and does a map keep them? The row that we just took is held by its anchor
+ * alone by now, and a second description must conflict with it. */
 static int
 create_test_locks(svi_mapping *m, sv_error *err)
 {

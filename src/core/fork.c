@@ -17,6 +17,7 @@
 
 #include "block.h"
 #include "error.h"
+#include "lockfile.h"
 #include "os.h"
 #include "row.h"
 
@@ -84,6 +85,7 @@ fork_map_again(svi_mapping *m)
 static void
 fork_adopt(bool handlers_ran)
 {
+    svi_lockfile_forked(handlers_ran); /* a raw clone may share our parent's descriptors */
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
         if (m->mapped && m->withheld && handlers_ran) {
             fork_fence(m);

@@ -22,6 +22,8 @@ int svi_os_open(const char *path, int flags, mode_t mode);
 int svi_os_reopen(int fd, int flags);
 /* A nameless file in a directory. */
 int svi_os_tmpfile(const char *directory, mode_t mode);
+/* Another descriptor, closed on exec, of the same description. */
+int svi_os_dup(int fd);
 void svi_os_close(int fd);
 int svi_os_stat(const char *path, struct stat *out);
 int svi_os_fstat(int fd, struct stat *out);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -102,6 +103,17 @@ svi_os_close(int fd)
     if (fd >= 0) {
         (void)close(fd); /* after EINTR the descriptor is gone on Linux: never repeat */
     }
+}
+
+int
+svi_os_dup(int fd)
+{
+    int copy = dup(fd);
+    if (copy < 0) {
+        return -errno;
+    }
+    (void)ioctl(copy, FIOCLEX);
+    return copy;
 }
 
 int

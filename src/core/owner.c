@@ -162,7 +162,7 @@ sv_owner_adopt(const char *name, const char *lock_dir, int fd, const char *gener
         free(owner);
         return status;
     }
-    svi_os_close(fd); /* the anchor keeps the lock */
+    svi_os_close(fd); /* the lock has its own */
     *out = owner;
     return 0;
 }
@@ -170,7 +170,8 @@ sv_owner_adopt(const char *name, const char *lock_dir, int fd, const char *gener
 int
 sv_owner_held(const sv_owner *owner)
 {
-    return owner != NULL && owner->lock.anchor != NULL && owner->process == svi_process_token();
+    return owner != NULL && owner->process == svi_process_token() &&
+           svi_lockfile_is_held(&owner->lock);
 }
 
 const char *

@@ -7,13 +7,15 @@ import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pool_support import Constant, run, running, unique, wait_for
+from pool_support import HERE, LIMIT, Constant, run, running, unique, wait_for
 
 from sharedvector import (
     OwnerLock,
@@ -174,6 +176,44 @@ def test_one_owner_at_a_time(paths: PoolPaths) -> None:
     again = OwnerLock.try_acquire(paths, generation="mine")
     assert again is not None and again.generation == "mine" != lock.generation
     again.release()
+
+
+MOUNTS = {
+    "tmpfs": "mount -t tmpfs none locks",
+    "overlay": "mount -t tmpfs none base && mkdir base/low base/up base/work && mount -t overlay "
+    "none -o lowerdir=base/low,upperdir=base/up,workdir=base/work locks",
+    "ext4": "truncate -s 8M image && mkfs.ext4 -q image && mount -o loop image locks && "
+    "rmdir locks/lost+found",
+}
+
+
+@pytest.mark.parametrize("system", MOUNTS)
+def test_one_owner_on_every_file_system(system: str, tmp_path: Path) -> None:
+    """On overlayfs, a container's root, a map does not keep the lock of its file."""
+    for directory in ("locks", "base"):
+        (tmp_path / directory).mkdir()
+    private = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+    mount = f"cd '{tmp_path}' && {MOUNTS[system]}"
+    try:
+        refused = subprocess.run([*private, "sh", "-c", mount], check=False).returncode
+    except FileNotFoundError:
+        refused = 1
+    if refused:
+        pytest.skip(f"needs unshare and the right to mount {system}")
+    (tmp_path / "image").unlink(missing_ok=True)
+    rounds = [sys.executable, str(HERE / "owner_rounds.py"), "locks", "5"]
+    done = subprocess.run(
+        [*private, "sh", "-c", f'{mount} && exec "$@"', "sh", *rounds],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        "owners [1] ends ['0']",
+        "before its death False after it True",
+        "left []",
+    ], done.stderr
 
 
 def test_the_grace_is_used(paths: PoolPaths) -> None:

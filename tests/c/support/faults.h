@@ -53,6 +53,7 @@ svi_fault_fcntl(int command, const struct flock *request)
 
 #define calloc(...) SVI_CALL(NULL, calloc, __VA_ARGS__)
 #define close(...) SVI_CALL(-1, close, __VA_ARGS__)
+#define dup(...) SVI_CALL(-1, dup, __VA_ARGS__)
 #define fchmod(...) SVI_CALL(-1, fchmod, __VA_ARGS__)
 #define fcntl(fd, command, request)                                                                \
     (svi_fault(svi_fault_fcntl(command, request)) != 0 ? -1 : fcntl(fd, command, request))

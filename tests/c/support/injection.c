@@ -34,6 +34,7 @@ static const struct call_errors {
     {"fcntl.lock", {ENOLCK, EINTR}},
     {"fcntl.test", {ENOLCK}},
     {"fcntl.unlock", {ENOLCK}},
+    {"dup", {EMFILE}},
     {"flock", {ENOLCK, EINTR}},
     {"fstat", {EBADF}},
     {"fstatfs", {ENOMEM}},

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "faults.h"
+#include "fork.h"
 #include "world.h"
 
 static int
@@ -26,12 +27,12 @@ one_holder_at_a_time(void)
     sv_error err = {.message = ""};
     const char *name = world_name("one");
     EQ(take(&first, name, &err), 0);
-    CHECK(first.anchor != NULL);
+    CHECK(first.held);
     EQ(take(&second, name, &err), SV_EBUSY);
     HAS(err.message, first.path);
-    CHECK(second.anchor == NULL);
+    CHECK(!second.held);
     svi_lockfile_drop(&first, true);
-    CHECK(first.anchor == NULL);
+    CHECK(!first.held);
     EQ(world_files(), 0);
     EQ(take(&second, name, NULL), 0);
     svi_lockfile_drop(&second, true);
@@ -162,7 +163,7 @@ what_cannot_be_a_lock_file_is_an_error(void)
     EQ(unlink(world_path(name, ".lock")), 0);
     EQ(svi_lockfile_take(&lock, "/no/such/dir", "", name, ".lock", &err), SV_ESYS);
     HAS(err.message, "/no/such/dir");
-    CHECK(lock.anchor == NULL);
+    CHECK(!lock.held);
 }
 
 static void
@@ -207,7 +208,7 @@ a_foreign_descriptor_is_not_adopted(void)
     EQ(svi_lockfile_adopt(&lock, fd, path, &err), SV_EBUSY);
     CHECK(fcntl(fd, F_GETFD) >= 0);
     (void)close(fd);
-    CHECK(lock.anchor == NULL);
+    CHECK(!lock.held);
     svi_lockfile_drop(&other, true);
 }
 
@@ -260,7 +261,7 @@ a_name_that_cannot_be_looked_at_is_told(void)
     EQ(take(&lock, name, &err), SV_ESYS);
     EQ(err.sys_errno, EACCES);
     HAS(err.message, path);
-    CHECK(lock.anchor == NULL);
+    CHECK(!lock.held);
     int fd = open(path, O_RDWR | O_CREAT, 0600);
     err = (sv_error){.message = ""};
     EQ(svi_lockfile_adopt(&lock, fd, path, &err), SV_ESYS);
@@ -271,6 +272,162 @@ a_name_that_cannot_be_looked_at_is_told(void)
     svi_lockfile_drop(&lock, true);
     EQ(world_files(), 0);
 }
+
+/* ---- where a map does not keep the lock ---------------------------------------------------- */
+
+static int
+cannot_be_mapped(const char *call)
+{
+    return strcmp(call, "mmap") == 0 ? ENODEV : 0;
+}
+
+/* As on overlayfs, whose maps let go of the description: the descriptor stays. */
+static void
+take_without_map(svi_lockfile *lock, const char *name)
+{
+    REQUIRE(svi_process_lock(NULL) == 0); /* registers what fork calls */
+    svi_fault_hook = cannot_be_mapped;
+    EQ(take(lock, name, NULL), 0);
+    svi_fault_hook = NULL;
+    svi_process_unlock();
+    CHECK(svi_lockfile_is_held(lock));
+    CHECK(lock->fd >= 0);
+    EQ(fcntl(lock->fd, F_GETFD), FD_CLOEXEC);
+}
+
+static void
+a_descriptor_keeps_what_no_map_keeps(void)
+{
+    svi_lockfile lock = SVI_LOCKFILE_INIT;
+    svi_lockfile second = SVI_LOCKFILE_INIT;
+    const char *name = world_name("kept");
+    take_without_map(&lock, name);
+    int fd = lock.fd;
+    EQ(take(&second, name, NULL), SV_EBUSY);
+    svi_lockfile_drop(&lock, true);
+    EQ(fcntl(fd, F_GETFD), -1);
+    EQ(world_files(), 0);
+    take_without_map(&lock, name);
+    take_without_map(&second, world_name("kept2"));
+    svi_lockfile_drop(&lock, true); /* neither the first nor the last of the list is lost */
+    svi_lockfile_drop(&second, true);
+    EQ(world_files(), 0);
+}
+
+static void
+a_forked_child_does_not_keep_the_descriptor(void)
+{
+    svi_lockfile lock = SVI_LOCKFILE_INIT;
+    const char *name = world_name("kept");
+    world_flags_clear();
+    take_without_map(&lock, name);
+    pid_t pid = world_fork(sleeper, NULL);
+    REQUIRE(world_await(&world_flags[0], 1));
+    svi_lockfile_drop(&lock, true);
+    int fd = open(lock.path, O_RDWR | O_CREAT, 0600);
+    EQ(flock(fd, LOCK_EX | LOCK_NB), 0);
+    (void)close(fd);
+    EQ(take(&lock, name, NULL), 0);
+    svi_lockfile_drop(&lock, true);
+    world_set(&world_flags[1], 1);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+}
+
+static int
+fork_and_be_killed(void *name)
+{
+    svi_lockfile lock = SVI_LOCKFILE_INIT;
+    take_without_map(&lock, name);
+    pid_t pid = fork();
+    if (pid == 0) {
+        world_set(&world_flags[2], (uint64_t)getpid());
+        (void)world_await(&world_flags[1], 1);
+        world_exit(0);
+    }
+    return world_await(&world_flags[1], 1) ? 0 : 1;
+}
+
+static void
+a_fork_of_a_killed_holder_does_not_keep_the_descriptor(void)
+{
+    svi_lockfile lock = SVI_LOCKFILE_INIT;
+    const char *name = world_name("kept");
+    world_flags_clear();
+    pid_t pid = world_fork(fork_and_be_killed, (void *)(uintptr_t)name);
+    REQUIRE(world_await(&world_flags[2], 1));
+    EQ(take(&lock, name, NULL), SV_EBUSY);
+    world_kill(pid);
+    EQ(take(&lock, name, NULL), 0);
+    svi_lockfile_drop(&lock, true);
+    world_set(&world_flags[1], 1);
+    EQ(world_wait((pid_t)svi_load_seq(&world_flags[2]), WORLD_WAIT_MS), 0);
+}
+
+/* Whoever got the number of our descriptor keeps it, and we say that the lock is lost. */
+static void
+a_descriptor_that_somebody_closed_is_noticed(void)
+{
+    svi_lockfile lock = SVI_LOCKFILE_INIT;
+    take_without_map(&lock, world_name("kept"));
+    int fd = lock.fd;
+    (void)close(fd);
+    CHECK(!svi_lockfile_is_held(&lock));
+    EQ(open("/dev/null", O_RDWR), fd);
+    CHECK(!svi_lockfile_is_held(&lock));
+    svi_lockfile_drop(&lock, true);
+    CHECK(fcntl(fd, F_GETFD) >= 0);
+    (void)close(fd);
+    EQ(world_files(), 0);
+}
+
+static void
+an_adopted_descriptor_is_kept_too(void)
+{
+    svi_lockfile lock = SVI_LOCKFILE_INIT;
+    svi_lockfile second = SVI_LOCKFILE_INIT;
+    char path[SVI_PATH_BYTES];
+    const char *name = world_name("kept");
+    svi_path(path, world_directory(), ".", name, ".create");
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    EQ(flock(fd, LOCK_EX | LOCK_NB), 0);
+    svi_fault_hook = cannot_be_mapped;
+    EQ(svi_lockfile_adopt(&lock, fd, path, NULL), 0);
+    svi_fault_hook = NULL;
+    (void)close(fd);
+    EQ(take(&second, name, NULL), SV_EBUSY);
+    EQ(fcntl(lock.fd, F_GETFD), FD_CLOEXEC);
+    svi_lockfile_drop(&lock, true);
+    EQ(world_files(), 0);
+}
+
+/* As on a file system that takes locks and shows them to nobody. */
+static int
+locks_vanish(const char *call)
+{
+    struct flock request = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+    for (int fd = 3; fd < 64 && strcmp(call, "fcntl.test") == 0; fd++) {
+        (void)fcntl(fd, F_OFD_SETLK, &request);
+    }
+    return 0;
+}
+
+static void
+a_lock_that_cannot_be_seen_is_refused(void)
+{
+    svi_lockfile lock = SVI_LOCKFILE_INIT;
+    sv_error err = {.message = ""};
+    const char *name = world_name("unseen");
+    svi_fault_hook = locks_vanish;
+    EQ(take(&lock, name, &err), SV_EUNSUPPORTED);
+    svi_fault_hook = NULL;
+    HAS(err.message, lock.path);
+    HAS(err.message, "lock_dir");
+    CHECK(!lock.held);
+    EQ(take(&lock, name, NULL), 0);
+    svi_lockfile_drop(&lock, true);
+}
+
+/* ---- names that change hands --------------------------------------------------------------- */
 
 static svi_lockfile former;
 static svi_lockfile successor;
@@ -315,6 +472,12 @@ main(void)
     RUN(a_killed_holder_holds_nothing);
     RUN(a_forked_child_does_not_keep_the_lock);
     RUN(closing_all_descriptors_keeps_the_lock);
+    RUN(a_descriptor_keeps_what_no_map_keeps);
+    RUN(a_forked_child_does_not_keep_the_descriptor);
+    RUN(a_fork_of_a_killed_holder_does_not_keep_the_descriptor);
+    RUN(a_descriptor_that_somebody_closed_is_noticed);
+    RUN(an_adopted_descriptor_is_kept_too);
+    RUN(a_lock_that_cannot_be_seen_is_refused);
     RUN(contents_are_replaced);
     RUN(what_cannot_be_a_lock_file_is_an_error);
     RUN(a_locked_descriptor_is_adopted);
