@@ -78,7 +78,7 @@ extern "C" {
 
 #define SV_VERSION_STRING "0.2.0"
 #define SV_FORMAT_MAJOR 1
-#define SV_FORMAT_MINOR 0
+#define SV_FORMAT_MINOR 1
 
 #if defined(__GNUC__)
 #define SV_API __attribute__((visibility("default")))
@@ -149,6 +149,9 @@ typedef struct sv_options {
     uint32_t block;           /* create: 1 makes a block, of one slot and no spare buffer */
     uint64_t timeout_ns;      /* longest wait for another creator or a sweeper, beside the time that
                                   reserving the memory takes; 5 s */
+    uint32_t processes;       /* create: attached processes, beside the one that makes the segment,
+                                  whose rows are reserved with it, so that a full file system keeps
+                                  none of them away; 0: 63, fewer for many tiny chunks */
 } sv_options;
 
 /* Facts that never change while a segment lives. */
@@ -167,9 +170,12 @@ typedef struct sv_info {
     uint32_t block; /* 1: a block */
     uint32_t mode;
     uint64_t chunk_size;
-    uint64_t segment_bytes; /* memory reserved in total: header, slots, headers, ring, payload */
-    uint64_t row_bytes;     /* memory that one more attached process takes */
+    uint64_t segment_bytes; /* memory reserved in total: header, slots, headers, first rows, ring,
+                                payload */
+    uint64_t row_bytes;     /* memory that an attached process takes beyond `processes` */
     uint64_t inode;
+    uint32_t processes; /* processes beside the maker whose rows are reserved; 0: format 1.0, which
+                           did not say */
 } sv_info;
 
 /* One array of a chunk. In a view `data` lies in the pool and must not be written. */

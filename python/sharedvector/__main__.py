@@ -158,6 +158,7 @@ def _info(paths: PoolPaths, mode: int) -> int:
         ("slots", f"{len(vector)} of {vector.capacity} filled, {vector.spare_buffers} spare"),
         ("chunks", f"{vector.dtype}, at most {vector.chunk_size / _MIB:g} MiB"),
         ("memory", f"{vector.segment_bytes / _MIB:.1f} MiB"),
+        ("made for", f"{vector.processes} processes" if vector.processes else "not said"),
         *_owner_facts(paths, vector, pid if alive else None),
         ("retired", vector.retired_reason or "no"),
     ]

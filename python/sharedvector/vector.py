@@ -65,6 +65,8 @@ class SharedVector(_core.Segment):
         owned: make it a pool, whose life is tied to this process.
         expect_inode: on attach, refuse any other file.
         max_rows: processes that may be attached at once.
+        processes: processes, beside this one, that can attach even when the file system is full:
+            their memory is reserved with the segment. None: 63, fewer for many tiny chunks.
         timeout: seconds to wait for another process that is making or clearing the segment.
 
     On attach the sizes, mode of creation, max_rows and spare_buffers are those of the segment.
@@ -102,6 +104,7 @@ class SharedVector(_core.Segment):
         expect_inode: int = 0,
         max_rows: int = 1024,
         timeout: float = 5.0,
+        processes: int | None = None,
     ) -> None:
         if not create and (exclusive or replace):
             raise ValueError(
@@ -128,6 +131,7 @@ class SharedVector(_core.Segment):
             expect_inode=expect_inode,
             owned=owned,
             timeout=timeout,
+            processes=0 if processes is None else processes,
         )
         try:
             self.bind_dtype(decode_dtype(self.dtype_text) if wanted is None else wanted)

@@ -67,6 +67,7 @@ create_write_header(svm_header *h, const svi_geometry *g, const sv_options *opti
     h->h_itemsize = g->itemsize;
     h->h_owned = options->owned != 0;
     h->h_kind = g->kind;
+    h->h_processes = g->processes;
     h->h_mode = options->mode;
     h->h_off_slots = g->off_slots;
     h->h_off_buffers = g->off_buffers;

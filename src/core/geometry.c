@@ -6,8 +6,13 @@
 
 #include "error.h"
 
-#define GEOMETRY_LEAST_ROWS 4
+/* Rows that are reserved when nobody says for how many processes: enough for the workers of a usual node.
+ * A row is 8 bytes for each buffer. */
+#define GEOMETRY_LEAST_BLOCK_ROWS 4
+#define GEOMETRY_LEAST_ROWS 16 /* 128 bytes for each buffer, whose header takes 576 */
 #define GEOMETRY_MOST_ROWS 64
+#define GEOMETRY_ROWS_FREE_BYTES (UINT64_C(1) << 20) /* nobody misses so much */
+#define GEOMETRY_ROWS_PART 32                  /* beyond that, rows take this part of the payload */
 #define GEOMETRY_MAX_BYTES (UINT64_C(1) << 46) /* 64 TiB; keeps every sum far from overflow */
 
 static uint64_t
@@ -61,6 +66,32 @@ geometry_slots_of_size(uint64_t max_memory_size, uint64_t chunk_size)
     return (max_memory_size - overhead) / geometry_round_up(chunk_size + 328, 16);
 }
 
+/* A page for each MiB of the array. */
+static uint64_t
+geometry_block_rows(const svi_geometry *g)
+{
+    uint64_t rows = g->chunk_size >> 20;
+    rows = rows < GEOMETRY_LEAST_BLOCK_ROWS ? GEOMETRY_LEAST_BLOCK_ROWS : rows;
+    return rows > GEOMETRY_MOST_ROWS ? GEOMETRY_MOST_ROWS : rows;
+}
+
+/* Processes, beside the maker, that a segment is made for when nobody says so; at least 1, as 0 marks a
+ * segment of format 1.0. */
+static uint32_t
+geometry_usual_processes(const svi_geometry *g)
+{
+    uint64_t rows = GEOMETRY_MOST_ROWS;
+    if (g->kind == SVI_KIND_BLOCK) {
+        rows = geometry_block_rows(g);
+    } else if (rows * g->row_stride > GEOMETRY_ROWS_FREE_BYTES) {
+        uint64_t part = (g->segment_bytes - g->off_payload) / GEOMETRY_ROWS_PART / g->row_stride;
+        rows = part < GEOMETRY_LEAST_ROWS ? GEOMETRY_LEAST_ROWS : part;
+        rows = rows > GEOMETRY_MOST_ROWS ? GEOMETRY_MOST_ROWS : rows;
+    }
+    rows = rows > g->max_rows ? g->max_rows : rows;
+    return rows < 2 ? 1 : (uint32_t)rows - 1;
+}
+
 static int
 geometry_check_range(const char *name, uint64_t value, uint64_t low, uint64_t high, sv_error *err)
 {
@@ -111,6 +142,8 @@ svi_geometry_plan(const sv_options *options, svi_geometry *out, sv_error *err)
         (status = geometry_check_range("spare_buffers", spares, g.kind != SVI_KIND_BLOCK,
                                        SV_MAX_BUFFERS - slots, err)) != 0 ||
         (status = geometry_check_range("max_rows", g.max_rows, 1, SV_MAX_ROWS, err)) != 0 ||
+        (status = geometry_check_range("processes", options->processes, 0, g.max_rows - 1, err)) !=
+            0 ||
         (status = geometry_check_range("max_arrays", g.max_arrays, 1, SV_MAX_ARRAYS, err)) != 0 ||
         (status = geometry_check_range("stats_capacity", samples, 1, UINT32_MAX / 2, err)) != 0 ||
         (status = geometry_check_range("itemsize", g.itemsize, 1, UINT32_MAX, err)) != 0) {
@@ -124,6 +157,7 @@ svi_geometry_plan(const sv_options *options, svi_geometry *out, sv_error *err)
                         "%u buffers of %llu bytes and %u rows are more than a segment can have",
                         g.buffer_count, (unsigned long long)g.chunk_size, g.max_rows);
     }
+    g.processes = options->processes != 0 ? options->processes : geometry_usual_processes(&g);
     *out = g;
     return 0;
 }
@@ -161,7 +195,8 @@ svi_geometry_read(const svm_header *h, uint64_t file_bytes, const char *path, sv
                       .max_arrays = h->h_max_arrays,
                       .stats_capacity = h->h_stats_capacity,
                       .itemsize = h->h_itemsize,
-                      .kind = h->h_kind};
+                      .kind = h->h_kind,
+                      .processes = h->h_processes};
     int counts = g.kind == SVI_KIND_BLOCK ? g.slot_count == 1 && g.buffer_count == 1
                                           : g.kind == SVI_KIND_VECTOR && g.slot_count >= 1 &&
                                                 g.buffer_count > g.slot_count;
@@ -192,11 +227,9 @@ svi_geometry_read(const svm_header *h, uint64_t file_bytes, const char *path, sv
 uint32_t
 svi_geometry_first_rows(const svi_geometry *g)
 {
-    uint64_t rows = 1;
-    if (g->kind == SVI_KIND_BLOCK) { /* a page for each MiB of the array */
-        rows = g->chunk_size >> 20;
-        rows = rows < GEOMETRY_LEAST_ROWS ? GEOMETRY_LEAST_ROWS : rows;
-        rows = rows > GEOMETRY_MOST_ROWS ? GEOMETRY_MOST_ROWS : rows;
+    uint64_t rows = (uint64_t)g->processes + 1;
+    if (g->processes == 0 && g->kind == SVI_KIND_BLOCK) {
+        rows = geometry_block_rows(g); /* what format 1.0 reserved */
     }
     return rows < g->max_rows ? (uint32_t)rows : g->max_rows;
 }

@@ -21,7 +21,8 @@ typedef struct svi_geometry {
     uint32_t max_arrays;
     uint32_t stats_capacity;
     uint32_t itemsize;
-    uint32_t kind; /* enum svi_kind */
+    uint32_t kind;      /* enum svi_kind */
+    uint32_t processes; /* beside the maker, whose rows are reserved; 0 in format 1.0 */
 } svi_geometry;
 
 /* Check the options of a creation and lay the segment out. SV_EINVAL names option and limits. */
@@ -31,8 +32,8 @@ int svi_geometry_plan(const sv_options *options, svi_geometry *out, sv_error *er
 int svi_geometry_read(const svm_header *header, uint64_t file_bytes, const char *path,
                       svi_geometry *out, sv_error *err);
 
-/* Rows that get their memory when the segment is made: one, for a block as many as will be wanted by
- * workers that a full file system must not keep away. */
+/* Rows that get their memory when the segment is made: the maker's, and one for each process that the
+ * segment is made for, which a full file system must not keep away. */
 uint32_t svi_geometry_first_rows(const svi_geometry *geometry);
 
 /* Bytes that have to be reserved when the segment is made: everything but further rows. */

@@ -1,9 +1,9 @@
 /*
- * What a segment looks like in memory (format 1.0). Layout only, no behaviour; docs/FORMAT.md says
+ * What a segment looks like in memory (format 1.1). Layout only, no behaviour; docs/FORMAT.md says
  * the same in prose. Struct letters: h_ header, s_ slot, b_ buffer header, a_ array descriptor,
  * r_ row.
  *
- *   header (1 page) | slots | buffer headers | rows (page stride, sparse) | sample ring | payload
+ *   header (1 page) | slots | buffer headers | rows (page stride) | sample ring | payload
  *
  * Who writes: "fixed" fields only before the file gets its name; "claim" fields only the process
  * whose row + 1 is in b_writer; the rest is atomic and may be written by anybody attached.
@@ -59,8 +59,9 @@ typedef struct svm_header {
     uint64_t h_off_payload;
     uint64_t h_row_stride;
     uint64_t h_created_ns;
-    uint32_t h_kind; /* enum svi_kind */
-    char h_pad0[44];
+    uint32_t h_kind;      /* enum svi_kind */
+    uint32_t h_processes; /* beside the maker, whose rows are reserved; 0 in format 1.0 */
+    char h_pad0[40];
     char h_generation[SV_GENERATION_BYTES];
     char h_dtype[SV_DTYPE_BYTES];
     /* atomic; one cache line for each set of writers */
@@ -140,6 +141,7 @@ typedef struct svm_row {
 _Static_assert(offsetof(svm_header, h_segment_bytes) == 32, "format 1");
 _Static_assert(offsetof(svm_header, h_off_slots) == 88, "format 1");
 _Static_assert(offsetof(svm_header, h_kind) == 144, "format 1");
+_Static_assert(offsetof(svm_header, h_processes) == 148, "format 1");
 _Static_assert(offsetof(svm_header, h_generation) == 192, "format 1");
 _Static_assert(offsetof(svm_header, h_dtype) == 256, "format 1");
 _Static_assert(offsetof(svm_header, h_size) == 512, "format 1");

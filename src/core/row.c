@@ -122,7 +122,15 @@ row_reserve(svi_mapping *m, int fd, uint32_t row, sv_error *err)
         uint64_t free_bytes = 0;
         uint64_t total = 0;
         (void)svi_os_free_bytes(m->directory, &free_bytes, &total);
-        return svi_fail_no_space(err, "attach", m->directory, m->name, bytes, free_bytes, NULL);
+        status = svi_fail_no_space(err, "attach", m->directory, m->name, bytes, free_bytes, NULL);
+        if (err != NULL) {
+            size_t used = strlen(err->message);
+            (void)snprintf(err->message + used, sizeof err->message - used,
+                           "; it was made for %u processes, whose memory is reserved: make it for "
+                           "more (`processes`)",
+                           m->g.processes);
+        }
+        return status;
     }
     return status == 0 ? 0
                        : svi_fail(err, SV_ESYS, -status, "attach", "cannot reserve row %u of '%s'",

@@ -341,6 +341,7 @@ sv_segment_info(const sv_segment *segment, sv_info *out)
     out->segment_bytes = svi_geometry_reserved(&m->g);
     out->row_bytes = m->g.row_stride;
     out->inode = (uint64_t)m->inode;
+    out->processes = m->g.processes;
     return 0;
 }
 

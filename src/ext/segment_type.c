@@ -191,11 +191,12 @@ segment_parse(PyObject *args, PyObject *kwargs, segment_request *request)
                             "dtype",      "itemsize",      "chunk_size", "max_memory_size",
                             "slot_count", "spare_buffers", "max_rows",   "stats_capacity",
                             "mode",       "directory",     "generation", "expect_inode",
-                            "owned",      "timeout",       "block",      NULL};
+                            "owned",      "timeout",       "block",      "processes",
+                            NULL};
     sv_options *options = &request->options;
     sv_options_init(options);
     request->create = 1;
-    return PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$pppO&O&O&O&OO&O&O&O&O&O&O&pO&p:Segment",
+    return PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$pppO&O&O&O&OO&O&O&O&O&O&O&pO&pO&:Segment",
                                        names, ext_text, &request->name, &request->create,
                                        &request->exclusive, &request->replace, ext_text_or_none,
                                        &options->dtype, ext_uint32, &options->itemsize, ext_uint64,
@@ -206,7 +207,7 @@ segment_parse(PyObject *args, PyObject *kwargs, segment_request *request)
                                        ext_path_or_none, &request->directory, ext_text_or_none,
                                        &options->generation, ext_uint64, &options->expect_inode,
                                        &request->owned, ext_timeout, &options->timeout_ns,
-                                       &request->block)
+                                       &request->block, ext_uint32, &options->processes)
                ? 0
                : -1;
 }

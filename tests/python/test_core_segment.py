@@ -221,6 +221,7 @@ def test_facts(name: str) -> None:
         assert segment.free_memory == 5 * 4096
         assert segment.segment_bytes > 8 * 4096
         assert segment.row_bytes > 0
+        assert segment.processes == 63
         assert segment.owned is False
         assert segment.ref_count == 1
         assert segment.closed is False

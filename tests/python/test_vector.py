@@ -446,3 +446,71 @@ def test_a_relative_directory_is_that_of_the_beginning(
         monkeypatch.chdir("/")
         with pickle.loads(pickle.dumps(vector)) as copied:
             assert (copied.get(1) == FLOATS + 1).all()
+
+
+# ---- a file system that something else fills ---------------------------------------------------
+
+FULL = '''
+import os, subprocess, sys
+import numpy as np
+from sharedvector import SharedVector
+
+look = """
+from sharedvector import SharedVector
+vector = SharedVector("v", create=False)
+print(vector.get(0)[0], flush=True)
+input()
+"""
+processes = int(sys.argv[1])
+made = SharedVector("v", chunk_size=1 << 12, slot_count=4, dtype="float32", processes=processes)
+made.append(np.full(8, 7, np.float32))
+with open("/dev/shm/filler", "wb", buffering=0) as filler:
+    for size in (1 << 20, 4096):
+        try:
+            while filler.write(b"x" * size):
+                pass
+        except OSError as error:
+            assert error.errno == 28, error
+attached = []
+for _ in range(processes + 1):
+    attached.append(
+        subprocess.Popen(
+            [sys.executable, "-c", look],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    )
+    print(attached[-1].stdout.readline().strip() or attached[-1].stderr.read().splitlines()[-1])
+for process in attached:
+    process.communicate(input="", timeout=60)
+'''
+
+
+def test_processes_attach_to_a_full_file_system() -> None:
+    """As many as the segment is made for, all alive; one more gets an error that says so."""
+    unshare = shutil.which("unshare")
+    private = [unshare or "unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
+    if unshare is None or subprocess.run([*private, "sh", "-c", mount], check=False).returncode:
+        pytest.skip("needs unshare and the right to mount a private /dev/shm")
+    done = subprocess.run(
+        [*private, "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", FULL, "5"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *seen, refused = done.stdout.splitlines()
+    assert seen == ["7.0"] * 5
+    assert "made for 5 processes" in refused and "processes" in refused
+
+
+def test_processes_are_counted_beside_the_maker(name: str) -> None:
+    with SharedVector(name, slot_count=2, chunk_size=64, processes=7, max_rows=8) as vector:
+        assert vector.processes == 7
+    remove_shared_memory(name)
+    with pytest.raises(ValueError, match="processes must be from 0 to 7, found 8"):
+        SharedVector(name, slot_count=2, chunk_size=64, processes=8, max_rows=8)

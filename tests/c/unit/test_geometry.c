@@ -35,6 +35,7 @@ header_of(const svi_geometry *g)
     h.h_max_arrays = g->max_arrays;
     h.h_stats_capacity = g->stats_capacity;
     h.h_itemsize = g->itemsize;
+    h.h_processes = g->processes;
     h.h_off_slots = g->off_slots;
     h.h_off_buffers = g->off_buffers;
     h.h_off_rows = g->off_rows;
@@ -168,7 +169,8 @@ regions_are_ordered_and_aligned(void)
         EQ(g.off_rows % SVI_PAGE + g.row_stride % SVI_PAGE + g.off_payload % SVI_PAGE, 0);
         EQ(g.off_buffers % SVI_LINE + g.header_stride % SVI_LINE, 0);
         EQ(g.buffer_stride % (g.chunk_size >= SVI_PAGE ? SVI_PAGE : SVI_LINE), 0);
-        EQ(svi_geometry_reserved(&g), g.segment_bytes - (g.max_rows - 1) * g.row_stride);
+        uint64_t first = g.processes < g.max_rows ? g.processes + 1u : g.max_rows;
+        EQ(svi_geometry_reserved(&g), g.segment_bytes - (g.max_rows - first) * g.row_stride);
         svi_geometry again = {.chunk_size = 0};
         svm_header h = header_of(&g);
         EQ(svi_geometry_read(&h, g.segment_bytes, "file", &again, NULL), 0);
@@ -269,13 +271,65 @@ messages_name_both_formats_and_both_sizes(void)
     h.h_minor = 4;
     EQ(svi_geometry_read(&h, g.segment_bytes, "f", &out, &err), SV_EFORMAT);
     HAS(err.message, "format 9.4");
-    HAS(err.message, "reads 1.0");
+    HAS(err.message, "reads 1.1");
     h = header_of(&g);
     EQ(svi_geometry_read(&h, g.segment_bytes - 4096, "f", &out, &err), SV_EFORMAT);
     HAS(err.message, "header says");
     EQ(svi_geometry_read(&h, g.segment_bytes + 4096, "f", &out, &err), SV_EFORMAT);
     h.h_minor = 7;
     EQ(svi_geometry_read(&h, g.segment_bytes, "f", &out, &err), 0); /* minor versions get along */
+}
+
+/* Rows are reserved for the processes of a usual node, for little: 3 per cent of the payload, or 1 MiB,
+ * or (of pools of many tiny chunks) a quarter of what the buffers' headers take. */
+static void
+rows_are_reserved_for_a_usual_node(void)
+{
+    static const struct {
+        uint64_t chunk;
+        uint32_t slots;
+        uint32_t max_rows;
+        uint32_t rows;
+    } pools[] = {{1024, 4, 1024, 64},         {1u << 20, 64, 1024, 64},
+                 {1u << 20, 64, 16, 16},      {1u << 20, 64, 1, 1},
+                 {1u << 20, 64, 2, 2},        {1u << 20, 100000, 1024, 64},
+                 {16384, 1u << 20, 1024, 63}, {4096, 1u << 20, 1024, 16},
+                 {512, 1u << 20, 1024, 16}};
+    for (size_t i = 0; i < sizeof pools / sizeof pools[0]; i++) {
+        sv_options options = world_options();
+        options.chunk_size = pools[i].chunk;
+        options.slot_count = pools[i].slots;
+        options.max_rows = pools[i].max_rows;
+        tap_context("%u chunks of %llu bytes", pools[i].slots, (unsigned long long)pools[i].chunk);
+        svi_geometry g = plan(&options);
+        EQ(svi_geometry_first_rows(&g), pools[i].rows);
+        CHECK(g.processes >= 1);
+        uint64_t bytes = svi_geometry_first_rows(&g) * g.row_stride;
+        CHECK(bytes <= (UINT64_C(1) << 20) || bytes <= g.buffer_count * g.buffer_stride / 32 ||
+              bytes <= g.buffer_count * g.header_stride / 4);
+    }
+}
+
+static void
+rows_are_reserved_as_asked_for(void)
+{
+    sv_options options = world_options();
+    options.max_rows = 1024;
+    options.processes = 200;
+    svi_geometry g = plan(&options);
+    EQ(g.processes, 200);
+    EQ(svi_geometry_first_rows(&g), 201);
+    options.processes = 1024;
+    refuse(&options, "processes", "found 1024");
+    svm_header h = header_of(&g); /* format 1.0: a row when it was made, for a block some more */
+    svi_geometry old;
+    h.h_minor = 0;
+    h.h_processes = 0;
+    REQUIRE(svi_geometry_read(&h, g.segment_bytes, "f", &old, NULL) == 0);
+    EQ(svi_geometry_first_rows(&old), 1);
+    h.h_processes = UINT32_MAX; /* damage: a number for people */
+    REQUIRE(svi_geometry_read(&h, g.segment_bytes, "f", &old, NULL) == 0);
+    EQ(svi_geometry_first_rows(&old), 1024);
 }
 
 int
@@ -290,5 +344,7 @@ main(void)
     RUN(damaged_headers_are_refused);
     RUN(texts_without_end_are_refused);
     RUN(messages_name_both_formats_and_both_sizes);
+    RUN(rows_are_reserved_for_a_usual_node);
+    RUN(rows_are_reserved_as_asked_for);
     return world_end();
 }

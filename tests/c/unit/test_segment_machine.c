@@ -80,7 +80,8 @@ create_on_a_full_one(void *argument)
     return 0;
 }
 
-/* What was reserved works on a full file system; one more process does not fit, and says so. */
+/* What was reserved works on a full file system: every buffer, and as many processes as the segment is
+ * made for. One more does not fit, and says so. */
 static int
 attach_to_a_full_one(void *argument)
 {
@@ -91,7 +92,9 @@ attach_to_a_full_one(void *argument)
     sv_options options = options_there();
     sv_error err = {.message = ""};
     sv_segment *second = NULL;
+    sv_segment *others[3];
     svi_testing_separate = true;
+    options.processes = 3;
     sv_segment *segment = world_open("full", &options, SV_OPEN_CREATE);
     int fd = eat_everything();
     for (uint64_t i = 0; i < 4; i++) {
@@ -100,10 +103,18 @@ attach_to_a_full_one(void *argument)
     for (uint64_t i = 0; i < 100; i++) {
         EQ(world_publish(segment, (uint32_t)(i % 4), i + 10), 0); /* every buffer has its memory */
     }
+    for (size_t i = 0; i < 3; i++) {
+        others[i] = world_open("full", &options, SV_OPEN_ATTACH);
+        EQ(world_stamp(others[i], 0), 106);
+    }
     EQ(sv_segment_open("full", &options, SV_OPEN_ATTACH, &second, &err), SV_ESYS);
     EQ(err.sys_errno, ENOSPC);
     HAS(err.message, "'full'");
+    HAS(err.message, "made for 3 processes");
     HAS(err.message, small);
+    for (size_t i = 0; i < 3; i++) {
+        EQ(sv_segment_close(others[i], NULL), 0);
+    }
     world_audit(segment, 0, 0);
     (void)close(fd);
     EQ(sv_segment_open("full", &options, SV_OPEN_ATTACH, &second, &err), 0);
