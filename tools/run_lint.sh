@@ -54,6 +54,7 @@ step clang-format c_format
 step mypy "$python" -m mypy --config-file pyproject.toml
 step stubtest stubtest
 [ ! -e tools/check_edges.py ] || step edges "$python" tools/check_edges.py
+step layers "$python" tools/check_layers.py
 step warnings warnings
 step warnings-limited-api warnings_limited_api
 

@@ -145,7 +145,7 @@ def end_ranks(mark: str) -> None:
     """SIGTERM to what torchrun has left running; the pool's own processes end with their owner."""
     for pid in marked_processes(mark):
         try:
-            # Workers are run as sharedvector._worker, supervisors as sharedvector/_supervisor.py.
+            # Workers run sharedvector._producer.worker, supervisors _producer/supervisor.py.
             if not re.search(rb"sharedvector[./]_", Path(f"/proc/{pid}/cmdline").read_bytes()):
                 os.kill(pid, signal.SIGTERM)
         except OSError:

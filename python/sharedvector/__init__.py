@@ -8,17 +8,16 @@ that feed a pool start in half the time.
 from __future__ import annotations
 
 from importlib import import_module
+from sys import modules
 from types import ModuleType
+
+from sharedvector._common import lazy_names
 
 TYPE_CHECKING = False  # importing it would take longer than all of this module
 if TYPE_CHECKING:
     from typing import Any
 
-    from sharedvector._core import __version__
-    from sharedvector._diagnostics import Diagnostics, diagnostics, warn_above
-    from sharedvector._slices import amap_slices, map_slices, split
-    from sharedvector.arrays import SharedArray, share, sweep
-    from sharedvector.coordination import (
+    from sharedvector._coordination import (
         OwnerLock,
         PoolBusyError,
         PoolPaths,
@@ -26,7 +25,16 @@ if TYPE_CHECKING:
         ReadyState,
         probe_ready,
     )
-    from sharedvector.dataset import SharedMemoryDataset
+    from sharedvector._core import __version__
+    from sharedvector._pool import (
+        PoolGoneError,
+        PoolHandle,
+        ProducerService,
+        ProducerSpec,
+        ensure_pool,
+        pool,
+    )
+    from sharedvector.arrays import SharedArray, amap_slices, map_slices, share, split
     from sharedvector.lifecycle import LifecycleGuard
     from sharedvector.loaders import (
         Chunk,
@@ -34,13 +42,13 @@ if TYPE_CHECKING:
         NumpyLoader,
         ZarrLoader,
         cast_volume,
+        collect_spacings,
         no_meta,
+        write_spacing_manifest,
     )
-    from sharedvector.pool import PoolGoneError, PoolHandle, ProducerSpec, ensure_pool, pool
-    from sharedvector.pool_loader import PoolLoader
-    from sharedvector.service import ProducerService
-    from sharedvector.spacing import collect_spacings, write_spacing_manifest
+    from sharedvector.monitoring import Diagnostics, diagnostics, sweep, warn_above
     from sharedvector.stats import PoolStats, collect_stats, stats_capacity_for
+    from sharedvector.training import PoolLoader, SharedMemoryDataset
     from sharedvector.vector import (
         ArraySizeError,
         DataModifiedError,
@@ -103,54 +111,25 @@ __all__ = [
     "write_spacing_manifest",
 ]
 
-_MODULE_OF = {
-    "ArraySizeError": "vector",
-    "Chunk": "loaders",
-    "DataModifiedError": "vector",
-    "Diagnostics": "_diagnostics",
-    "FormatError": "vector",
-    "InUseError": "vector",
-    "LifecycleGuard": "lifecycle",
-    "Loader": "loaders",
-    "MemoryError": "vector",
-    "NumpyLoader": "loaders",
-    "OutOfMemoryError": "vector",
-    "OwnerLock": "coordination",
-    "PoolBusyError": "coordination",
-    "PoolGoneError": "pool",
-    "PoolHandle": "pool",
-    "PoolLoader": "pool_loader",
-    "PoolPaths": "coordination",
-    "PoolSpawnError": "coordination",
-    "PoolStalledError": "vector",
-    "PoolStats": "stats",
-    "ProducerService": "service",
-    "ProducerSpec": "pool",
-    "ReadyState": "coordination",
-    "Reservation": "vector",
-    "SharedArray": "arrays",
-    "SharedMemoryDataset": "dataset",
-    "SharedVector": "vector",
-    "ZarrLoader": "loaders",
-    "__version__": "_core",
-    "amap_slices": "_slices",
-    "cast_volume": "loaders",
-    "collect_spacings": "spacing",
-    "collect_stats": "stats",
-    "diagnostics": "_diagnostics",
-    "ensure_pool": "pool",
-    "map_slices": "_slices",
-    "no_meta": "loaders",
-    "pool": "pool",
-    "probe_ready": "coordination",
-    "remove_shared_memory": "vector",
-    "share": "arrays",
-    "split": "_slices",
-    "stats_capacity_for": "stats",
-    "sweep": "arrays",
-    "warn_above": "_diagnostics",
-    "write_spacing_manifest": "spacing",
+_HOMES = {
+    "._core": "__version__",
+    "._coordination": ("OwnerLock PoolBusyError PoolPaths PoolSpawnError ReadyState probe_ready"),
+    "._pool": "PoolGoneError PoolHandle ProducerService ProducerSpec ensure_pool pool",
+    ".arrays": "SharedArray amap_slices map_slices share split",
+    ".lifecycle": "LifecycleGuard",
+    ".loaders": (
+        "Chunk Loader NumpyLoader ZarrLoader cast_volume collect_spacings no_meta "
+        "write_spacing_manifest"
+    ),
+    ".monitoring": "Diagnostics diagnostics sweep warn_above",
+    ".stats": "PoolStats collect_stats stats_capacity_for",
+    ".training": "PoolLoader SharedMemoryDataset",
+    ".vector": (
+        "ArraySizeError DataModifiedError FormatError InUseError MemoryError OutOfMemoryError "
+        "PoolStalledError Reservation SharedVector remove_shared_memory"
+    ),
 }
+_lazy_name, __dir__ = lazy_names(__name__, _HOMES)
 
 
 class _Package(ModuleType):
@@ -161,17 +140,14 @@ class _Package(ModuleType):
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _MODULE_OF and isinstance(value, ModuleType):
+        if name in __all__ and isinstance(value, ModuleType):
             return
         super().__setattr__(name, value)
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULE_OF.get(name)
-    if module is not None:
-        value = getattr(import_module(f"{__name__}.{module}"), name)
-        globals()[name] = value
-        return value
+    if name in __all__:
+        return _lazy_name(name)
     submodule = f"{__name__}.{name}"
     if not name.startswith("__"):
         try:
@@ -182,8 +158,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-import_module("sys").modules[__name__].__class__ = _Package
+modules[__name__].__class__ = _Package

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sharedvector import Chunk, ProducerSpec, SharedVector, no_meta
-from sharedvector.producer import Producer
+from sharedvector._producer.producer import Producer
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 60.0  # seconds for one child process, or for what comes by itself; a test has 180
@@ -432,7 +432,7 @@ def supervisors(pid: int | None = None) -> list[int]:
     found = []
     for child in children(pid if pid is not None else os.getpid()):
         with contextlib.suppress(OSError):
-            if b"_supervisor" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"_producer/supervisor" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
     return found
 

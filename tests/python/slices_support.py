@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 
-from sharedvector import _tasks
+from sharedvector.arrays import executors
 
 METHODS = ("fork", "spawn", "forkserver")
 LIMIT = 60.0  # seconds for anything that should happen soon
@@ -103,13 +103,13 @@ OFF = "called-off"
 @contextlib.contextmanager
 def told_of_calling_off(directory: Path) -> Iterator[None]:
     """Calls leave the mark OFF for their tasks when those that have not begun are called off."""
-    settle = _tasks._settle
+    settle = executors._settle
 
     def tell(*call: Any) -> None:
         (directory / OFF).touch()
         settle(*call)
 
-    with mock.patch.object(_tasks, "_settle", tell):
+    with mock.patch.object(executors, "_settle", tell):
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharedvector._arguments import duration, integer, level_number, seconds
+from sharedvector._common.arguments import duration, integer, level_number, seconds
 
 
 @pytest.mark.parametrize("value", [4, np.int16(4), np.uint64(4), np.array(4)])

@@ -29,7 +29,7 @@ from pool_support import run
 
 import sharedvector
 from sharedvector import SharedArray, SharedVector
-from sharedvector.arrays import _attach
+from sharedvector.arrays.shared_array import _attach
 
 NUMBERS = np.arange(24.0).reshape(2, 3, 4)
 
@@ -477,7 +477,7 @@ def test_a_damaged_header_is_an_error(offset: int) -> None:
 def test_no_damage_whatever_ends_a_process() -> None:
     code = """
         import pathlib, pickle, random, sys
-        from sharedvector import _blocks
+        from sharedvector.arrays import attachments
         path = pathlib.Path("/dev/shm", sys.argv[1])
         sent = bytes.fromhex(sys.argv[2])
         dice = random.Random(int(sys.argv[3]))
@@ -500,8 +500,8 @@ def test_no_damage_whatever_ends_a_process() -> None:
                     found["error"] += 1
                 del before
                 write(0, good)
-                _blocks._known.clear()
-                _blocks._recent.clear()
+                attachments._known.clear()
+                attachments._recent.clear()
         print(found)
     """
     seed = random.randrange(1 << 32)

@@ -13,13 +13,13 @@ from core_support import in_child
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sharedvector import _batch  # noqa: E402
-from sharedvector._batch import BatchMemory, Layout, bytes_of, shared_tensor  # noqa: E402
+from sharedvector.training import batch_memory  # noqa: E402
+from sharedvector.training.batch_memory import BatchMemory, Layout, bytes_of, shared_tensor  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_batch, "SMALL_BYTES", 1)
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", 1)
 
 
 def filled(memory: BatchMemory, value: int, shape: tuple[int, ...] = (4, 1, 100)) -> Any:
@@ -44,7 +44,7 @@ def test_odd_shapes(shape: tuple[int, ...]) -> None:
 
 
 def test_small_tensors_come_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_batch, "SMALL_BYTES", 1601)
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", 1601)
     memory = BatchMemory(2)
     kept = [filled(memory, k) for k in range(3)]
     assert [int(tensor.unique()) for tensor in kept] == [0, 1, 2]

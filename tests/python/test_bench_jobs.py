@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from sharedvector import _bench_jobs, _bench_share
-from sharedvector._bench_jobs import METHODS, Job, Workers
+from sharedvector.cli.bench import jobs, share
+from sharedvector.cli.bench.jobs import METHODS, Job, Workers
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,7 +89,7 @@ def test_a_worker_that_dies_is_an_error_at_once() -> None:
         began = time.monotonic()
         with pytest.raises(BrokenProcessPool):
             two.each(die)
-        assert time.monotonic() - began < _bench_jobs.LIMIT / 2
+        assert time.monotonic() - began < jobs.LIMIT / 2
 
 
 def test_every_method_gives_the_sums(workers: Workers, tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_every_method_gives_the_sums(workers: Workers, tmp_path: Path) -> None:
 def test_too_large_for_copies_is_left_out_and_said(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_bench_jobs._core, "memory_free", lambda: (50_000_000, "the machine", None))
-    monkeypatch.setattr(_bench_jobs, "_WHOLE_BYTES", 10_000_000)
-    measured = _bench_share.measure(workers, 8_000_000, 1)
+    monkeypatch.setattr(jobs._core, "memory_free", lambda: (50_000_000, "the machine", None))
+    monkeypatch.setattr(jobs, "_WHOLE_BYTES", 10_000_000)
+    measured = share.measure(workers, 8_000_000, 1)
     outcomes = measured.outcomes
     for key in ("loaded", "loads"):
         assert not outcomes[key].seconds

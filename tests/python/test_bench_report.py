@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sharedvector._bench_jobs import METHODS
-from sharedvector._bench_report import Measured, Outcome, Spread, advice, describe, describe_sweep
+from sharedvector.cli.bench.jobs import METHODS
+from sharedvector.cli.bench.report import (
+    Measured,
+    Outcome,
+    Spread,
+    advice,
+    describe,
+    describe_sweep,
+)
 
 # Milliseconds of a run in which every choice is clear.
 TOOK = {

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from sharedvector import _bench_share
-from sharedvector._bench_jobs import METHODS, Job, Method, Workers
+from sharedvector.cli.bench import share
+from sharedvector.cli.bench.jobs import METHODS, Job, Method, Workers
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -120,7 +120,7 @@ def test_every_method_is_in_the_table(start_method: str, tmp_path: Path) -> None
 
 
 def test_the_base_of_the_ratios(workers: Workers) -> None:
-    measured = _bench_share.measure(workers, 80_000, 3)
+    measured = share.measure(workers, 80_000, 3)
     here, empty = (measured.outcomes[key].seconds for key in ("in_process", "empty"))
     for outcome in measured.outcomes.values():
         rounds = zip(outcome.seconds, outcome.ratios, here, empty, strict=False)
@@ -205,4 +205,4 @@ def test_wrong_sums_are_an_error(workers: Workers) -> None:
     bad = Method("bad", "a method that adds one", wrong)
     methods = [*(method for method in METHODS if method.key in ("in_process", "empty")), bad]
     with pytest.raises(RuntimeError, match="a method that adds one: the sums are"):
-        _bench_share.measure(workers, 80_000, 1, methods)
+        share.measure(workers, 80_000, 1, methods)

@@ -33,7 +33,8 @@ from core_support import descriptors, held_child
 from pool_support import ended, run, running, start
 from slices_support import EXECUTORS
 
-from sharedvector import SharedArray, _blocks, _core, sweep
+from sharedvector import SharedArray, _core, sweep
+from sharedvector.arrays import attachments
 
 MIB = 1 << 20
 SLOW_START = 150.0  # seconds for processes that import much, several times
@@ -74,10 +75,10 @@ RECEIVER = """
     import pickle, sys
     from arrays_support import maps_of
     from core_support import descriptors
-    from sharedvector import _blocks
+    from sharedvector.arrays import attachments
     sent = [bytes.fromhex(text) for text in sys.argv[1:]]
     def attached():
-        return [name for name, _ in _blocks.attached()]
+        return [name for name, _ in attachments.attached()]
 """
 
 
@@ -88,15 +89,15 @@ def received(body: str, handles: list[SharedArray], **settings: Any) -> subproce
 
 
 def test_a_process_keeps_the_blocks_that_it_used_last() -> None:
-    made = [share(np.full(3, i)) for i in range(_blocks.CACHED_BLOCKS + 1)]
+    made = [share(np.full(3, i)) for i in range(attachments.CACHED_BLOCKS + 1)]
     body = """
         assert pickle.loads(sent[0]).array[0] == 0
         before = descriptors()
         for i, one in enumerate(sent):
             handle = pickle.loads(one)
             assert handle.array[0] == i
-        assert len(attached()) == _blocks.CACHED_BLOCKS == len(sent) - 1
-        assert descriptors() == before + _blocks.CACHED_BLOCKS - 1
+        assert len(attached()) == attachments.CACHED_BLOCKS == len(sent) - 1
+        assert descriptors() == before + attachments.CACHED_BLOCKS - 1
         first, second = (pickle.loads(one).name for one in sent[:2])
         for one in sent:
             pickle.loads(one)
@@ -134,14 +135,14 @@ def test_removed_blocks_are_dropped_when_the_next_one_arrives() -> None:
 
 def test_what_is_made_and_attached_is_told() -> None:
     gc.collect()  # what earlier tests left to it is not to be told
-    _blocks._forget_gone()
+    attachments._forget_gone()
     with share(np.ones(3)) as shared:
         size = (Path("/dev/shm") / shared.name).stat().st_blocks * 512
-        assert [name for name, _ in _blocks.made()] == [shared.name]
-        assert _blocks.made()[0][1] >= 24 and size < 64 * 1024
+        assert [name for name, _ in attachments.made()] == [shared.name]
+        assert attachments.made()[0][1] >= 24 and size < 64 * 1024
         again(shared)
-        assert _blocks.attached() == []
-    assert _blocks.made() == []
+        assert attachments.attached() == []
+    assert attachments.made() == []
 
 
 # ---- memory ------------------------------------------------------------------------------------
@@ -494,7 +495,7 @@ def test_an_interrupt_while_blocks_are_made_leaves_none() -> None:
                 sharedvector.share(data, prefix=sys.argv[1]).close()
         except KeyboardInterrupt:
             pass  # while it is handled, its traceback keeps what was made
-        print(len(sharedvector._blocks.made()))
+        print(len(sharedvector.arrays.attachments.made()))
     """
     for delay in itertools.islice(itertools.accumulate(itertools.repeat(0.0137)), 4):
         process = start(code, PREFIX)
@@ -607,7 +608,7 @@ def test_forks_amid_threads_neither_hang_nor_remove() -> None:
         for thread in threads:
             thread.join()
         assert not failed, failed
-        assert [name for name, _ in sharedvector._blocks.made()] == [kept.name]
+        assert [name for name, _ in sharedvector.arrays.attachments.made()] == [kept.name]
         print(forks)
     """
     status, out, err = run(code, PREFIX, seconds=120)
@@ -624,7 +625,7 @@ def test_strict_sees_the_arrays_of_a_handle_that_attached_late(
     with share(np.arange(4.0)) as shared:
         data = pickle.dumps(shared)
         with monkeypatch.context() as patch:
-            patch.setattr(_blocks, "attach", too_early)
+            patch.setattr(attachments, "attach", too_early)
             handle = pickle.loads(data)
         array = handle.array
         with pytest.raises(BufferError, match=r"1 live array\(s\)"):

@@ -11,7 +11,7 @@ import pytest
 from pool_support import run
 
 from sharedvector import dtypes
-from sharedvector._cast import cast_volume, move, resolve_numpy_dtype
+from sharedvector.loaders.casting import cast_volume, move, resolve_numpy_dtype
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", ">i2", ">u4"]
 FLOATS = ["float16", "float32", "float64", "longdouble", ">f4"]
@@ -219,7 +219,7 @@ def test_extension_dtypes_without_the_package() -> None:
     code = """
         import sys
         sys.modules["ml_dtypes"] = None
-        from sharedvector._cast import resolve_numpy_dtype
+        from sharedvector.loaders.casting import resolve_numpy_dtype
         try:
             resolve_numpy_dtype("bfloat16")
         except ValueError as error:

@@ -454,6 +454,7 @@ def test_importing_needs_numpy_alone() -> None:
         """
         import sys
         import sharedvector.coordination, sharedvector.pool, sharedvector.service
+        from sharedvector.service import ProducerService
         print([m for m in ("torch", "zarr", "tqdm", "cloudpickle") if m in sys.modules])
         """
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedvector._cuts import bounds_of, check_rows_apart, even_bounds, slice_by_slice
+from sharedvector.arrays.partition import bounds_of, check_rows_apart, even_bounds, slice_by_slice
 
 
 @given(st.integers(0, 50), st.integers(1, 60))

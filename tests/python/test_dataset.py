@@ -17,7 +17,8 @@ import pytest
 from core_support import in_child
 from pool_support import run, unique
 
-from sharedvector import PoolGoneError, PoolHandle, coordination
+from sharedvector import PoolGoneError, PoolHandle, PoolPaths
+from sharedvector._coordination import readiness
 from sharedvector.loaders import resolve_numpy_dtype
 from sharedvector.vector import PoolStalledError, SharedVector, remove_shared_memory
 
@@ -25,15 +26,15 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from sharedvector import _batch, _collate  # noqa: E402
 from sharedvector.dataset import SharedMemoryDataset  # noqa: E402
+from sharedvector.training import batch_memory, collate  # noqa: E402
 
 Fill = Callable[..., SharedVector]
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_batch, "SMALL_BYTES", 1)
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", 1)
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def doubled(item: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("small_bytes", [1, 1 << 20])
 def test_items(name: str, fill: Fill, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
-    monkeypatch.setattr(_batch, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", small_bytes)
     vector = fill(chunks(), [[1, 2, 3.5], None, (4,), None])
     data = dataset(name, 4)
     assert (len(data), data.name) == (4, name)
@@ -143,15 +144,15 @@ def test_the_pool_that_was_ready_is_the_one(
     name: str, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = fill(chunks())
-    look = coordination.wait_and_look
+    look = readiness.wait_and_look
 
-    def replaced(*arguments: Any) -> coordination.Look:
+    def replaced(*arguments: Any) -> readiness.Look:
         found = look(*arguments)
         remove_shared_memory(name)
         SharedVector(name, slot_count=4, chunk_size=4096).close()  # the next reign, not filled
         return found
 
-    monkeypatch.setattr(coordination, "wait_and_look", replaced)
+    monkeypatch.setattr("sharedvector.training.dataset.wait_and_look", replaced)
     data = dataset(name, 4)
     assert (data[3]["data"] == 3).all()
     assert first.inode == data._usable().vector.inode
@@ -189,7 +190,7 @@ def test_numpy_dtypes(
     monkeypatch: pytest.MonkeyPatch,
     small_bytes: int,
 ) -> None:
-    monkeypatch.setattr(_batch, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", small_bytes)
     values = np.array([[0, 1], [100, 77]]).astype(dtype)
     fill([values], dtype=dtype)
     tensor = dataset(name, 1)[0]["data"]
@@ -202,7 +203,7 @@ def test_numpy_dtypes(
 def test_extension_dtypes(
     name: str, fill: Fill, dtype: str, monkeypatch: pytest.MonkeyPatch, small_bytes: int
 ) -> None:
-    monkeypatch.setattr(_batch, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", small_bytes)
     pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
     values = np.array([[0, 1.5], [-2, 28]]).astype(resolve_numpy_dtype(dtype))
     fill([values], dtype=dtype)
@@ -257,17 +258,17 @@ def test_removed_between_look_and_attach(
     name: str, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(chunks(1))
-    attach = coordination.attach
+    attach = readiness.attach
     calls: list[object] = []
 
-    def gone_first(paths: coordination.PoolPaths) -> SharedVector:
+    def gone_first(paths: PoolPaths) -> SharedVector:
         calls.append(paths)
         if len(calls) == 1:
             raise FileNotFoundError(paths.name)
         return attach(paths)
 
-    monkeypatch.setattr(coordination, "wait_until_ready", lambda *args: None)
-    monkeypatch.setattr(coordination, "attach", gone_first)
+    monkeypatch.setattr(readiness, "wait_until_ready", lambda *args: None)
+    monkeypatch.setattr(readiness, "attach", gone_first)
     assert (dataset(name, 1, poll_interval=0.01)[0]["data"] == 0).all()
     assert len(calls) == 2
 
@@ -281,9 +282,9 @@ class Retired:
 
 
 def test_retired_pool_stops_the_items(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = coordination.ReadyState(True, "ready", None)
-    found = coordination.Look(state, Retired())  # type: ignore[arg-type]
-    monkeypatch.setattr(coordination, "wait_and_look", lambda *args: found)
+    state = readiness.ReadyState(True, "ready", None)
+    found = readiness.Look(state, Retired())  # type: ignore[arg-type]
+    monkeypatch.setattr("sharedvector.training.dataset.wait_and_look", lambda *args: found)
     data = dataset(name, 1)
     with pytest.raises(PoolStalledError, match=rf"{name}.*its owner ended"):
         data[0]
@@ -315,7 +316,7 @@ def test_stats_of_a_copy_do_not_wait(name: str, fill: Fill) -> None:
 
 
 def test_a_pool_that_is_gone_is_not_waited_for(name: str) -> None:
-    handle = PoolHandle(coordination.PoolPaths.for_name(name), 4, "g1")
+    handle = PoolHandle(PoolPaths.for_name(name), 4, "g1")
     with pytest.raises(PoolGoneError, match=f"pool '{name}' is gone"):
         SharedMemoryDataset.from_pool(handle, ready_timeout=600)
 
@@ -334,7 +335,7 @@ def test_pickle_attaches_on_first_use(name: str, fill: Fill) -> None:
 
 def test_from_pool(name: str, fill: Fill, tmp_path: Path) -> None:
     fill(chunks())
-    handle = PoolHandle(coordination.PoolPaths.for_name(name, tmp_path), 2, None)
+    handle = PoolHandle(PoolPaths.for_name(name, tmp_path), 2, None)
     data = SharedMemoryDataset.from_pool(handle, strict=False)
     assert (len(data), data.name) == (2, name)
     with pytest.raises(TypeError, match="slot_count"):
@@ -390,13 +391,13 @@ def test_data_loader_workers(name: str, fill: Fill, tmp_path: Path, method: str)
 def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the lists of tensors that torch had to stack: none when items became the batch."""
     sizes: list[int] = []
-    stack = _collate._stack
+    stack = collate._stack
 
     def counting(batch: Any, **kwargs: Any) -> Any:
         sizes.append(len(batch))
         return stack(batch, **kwargs)
 
-    monkeypatch.setattr(_collate, "_stack", counting)
+    monkeypatch.setattr(collate, "_stack", counting)
     return sizes
 
 
@@ -643,7 +644,7 @@ def test_dataset_around_that_keeps_its_items(name: str, fill: Fill, keep: Any) -
 def test_default_device(
     name: str, fill: Fill, monkeypatch: pytest.MonkeyPatch, small_bytes: int
 ) -> None:
-    monkeypatch.setattr(_batch, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", small_bytes)
     fill(chunks(), [[1]] * 4)
     data = dataset(name, 4)
     with torch.device("meta"):

@@ -21,8 +21,9 @@ import pytest
 from core_support import held_child, in_child
 from pool_support import run
 
-from sharedvector import Diagnostics, SharedArray, SharedVector, _blocks, share, sweep, warn_above
-from sharedvector._diagnostics import diagnostics
+from sharedvector import Diagnostics, SharedArray, SharedVector, share, sweep, warn_above
+from sharedvector.arrays import attachments
+from sharedvector.monitoring.usage import diagnostics
 from sharedvector.stats import PoolStats
 
 KIB, MIB = 2**10, 2**20
@@ -46,7 +47,7 @@ def directory() -> Iterator[str]:
 
 def base() -> int:
     """What this process has from elsewhere."""
-    return sum(size for _, size in _blocks.made())
+    return sum(size for _, size in attachments.made())
 
 
 def block(size: int, **options: Any) -> SharedArray:
@@ -89,7 +90,7 @@ def test_a_child_starts_with_nothing(directory: str) -> None:
 
 
 def test_blocks_of_others(directory: str, tmp_path: Path) -> None:
-    _blocks._forget_gone()  # what earlier tests attached to goes at the next attachment
+    attachments._forget_gone()  # what earlier tests attached to goes at the next attachment
     before = diagnostics(directory=directory)
 
     def make() -> SharedArray:
@@ -410,11 +411,11 @@ def test_an_empty_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["2X", "-5", "1.5G", "much"])
 def test_one_that_says_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    from sharedvector import _diagnostics
+    from sharedvector.monitoring import usage
 
     monkeypatch.setenv("SHAREDVECTOR_WARN_ABOVE", text)
     with pytest.raises(ValueError, match=f"SHAREDVECTOR_WARN_ABOVE={text!r}"):
-        _diagnostics._from_environment()
+        usage._from_environment()
 
 
 def test_the_package_imports_no_prometheus() -> None:
@@ -427,6 +428,7 @@ def test_the_package_imports_no_prometheus() -> None:
 
 def test_a_process_that_only_attaches_does_not_import_this() -> None:
     status, out, err = run(
-        "import sys, sharedvector.arrays; print('sharedvector._diagnostics' in sys.modules)"
+        "import sys; from sharedvector.arrays import SharedArray\n"
+        "print('sharedvector.monitoring.usage' in sys.modules)"
     )
     assert (status, out.strip()) == (0, "False"), err

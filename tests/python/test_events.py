@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedvector._events import EventReader, encode_event, shorten
+from sharedvector._producer.events import EventReader, encode_event, shorten
 
 
 def test_a_short_text_stays_as_it_is() -> None:

@@ -15,8 +15,8 @@ import pytest
 from core_support import in_child
 from pool_support import run, wait_for
 
-from sharedvector import _feed
-from sharedvector._feed import feed
+from sharedvector.training import prefetch
+from sharedvector.training.prefetch import feed
 
 
 def counter() -> Callable[[], int]:
@@ -74,7 +74,7 @@ def test_what_is_taken_is_not_kept_by_a_thread_that_pauses(monkeypatch: pytest.M
                 time.sleep(0.2)
 
     own = types.SimpleNamespace(Condition=Pausing, Thread=threading.Thread)
-    monkeypatch.setattr(_feed, "threading", own)
+    monkeypatch.setattr(prefetch, "threading", own)
     things = feed(Thing, 2, 1)
     thing = next(things)
     gone = weakref.ref(thing)
@@ -185,7 +185,7 @@ def test_interpreter_exits() -> None:
     code = """
     import atexit, time
     atexit.register(lambda: print(time.monotonic() - ended < 9))  # after what the package does
-    from sharedvector._feed import feed
+    from sharedvector.training.prefetch import feed
     def make():
         time.sleep(0.01)
         return 1

@@ -17,12 +17,7 @@ import numpy as np
 import pytest
 from core_support import in_child
 
-from sharedvector.loaders import (
-    Chunk,
-    NumpyLoader,
-    ZarrLoader,
-    no_meta,
-)
+from sharedvector.loaders import Chunk, NumpyLoader, ZarrLoader, no_meta
 
 
 def test_no_meta() -> None:

@@ -187,7 +187,7 @@ def test_without_prometheus_client_the_error_says_what_to_install() -> None:
         found.prometheus()
     except ImportError as error:
         print(error)
-    from sharedvector.__main__ import main
+    from sharedvector.cli import main
     sys.exit(main(["diagnostics", "--prometheus"]))
     """
     status, out, err = run(code)

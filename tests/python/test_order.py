@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedvector._order import _LARGEST_TABLE, IndexPermutation, SourceOrder, seed_of
+from sharedvector._producer.source_order import (
+    _LARGEST_TABLE,
+    IndexPermutation,
+    SourceOrder,
+    seed_of,
+)
 
 
 def test_every_epoch_has_every_source_once_in_another_order() -> None:

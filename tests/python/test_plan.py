@@ -11,7 +11,7 @@ import pytest
 from pool_support import Constant, Into, Threaded
 
 from sharedvector import ProducerService, ProducerSpec
-from sharedvector._plan import Plan
+from sharedvector._pool.config import Plan
 
 
 def plan(loader: Any = None, slot_count: int = 64, **settings: Any) -> Plan:

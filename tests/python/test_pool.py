@@ -235,7 +235,7 @@ def test_a_forgotten_block_may_be_collected_anywhere() -> None:
         import gc, sys, threading
         from pool_support import spec
         from sharedvector import ensure_pool, pool
-        from sharedvector.pool import _registry
+        from sharedvector._pool.api import _registry
 
         class Trainer:
             pass

@@ -21,7 +21,7 @@ from sharedvector.vector import remove_shared_memory
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sharedvector import _batch  # noqa: E402
+from sharedvector.training import batch_memory  # noqa: E402
 
 Fill = Callable[..., PoolHandle]
 
@@ -39,7 +39,7 @@ def no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_batch, "SMALL_BYTES", 1)
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", 1)
 
 
 @pytest.fixture

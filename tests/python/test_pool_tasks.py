@@ -34,32 +34,31 @@ from slices_support import (
     wait_for,
 )
 
-from sharedvector import _blocks, _pool_tasks
-from sharedvector._slices import map_slices
+from sharedvector.arrays import attachments, map_slices, pool_tasks
 
 
 @pytest.fixture(autouse=True)
 def no_block_stays() -> Iterator[None]:
     yield
-    assert _blocks.made() == []
+    assert attachments.made() == []
 
 
 @contextlib.contextmanager
-def soon(queue_patience: float = _pool_tasks._QUEUE_PATIENCE) -> Iterator[None]:
+def soon(queue_patience: float = pool_tasks._QUEUE_PATIENCE) -> Iterator[None]:
     """The decision that tasks are lost after shorter times: of a living pool it may be wrong then.
 
     Not for calls that should succeed, which have to do so on a slow machine.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_pool_tasks, "_RESULT_ON_ITS_WAY", 0.3)
-        patch.setattr(_pool_tasks, "_QUIET", 0.3)
-        patch.setattr(_pool_tasks, "_QUEUE_PATIENCE", queue_patience)
+        patch.setattr(pool_tasks, "_RESULT_ON_ITS_WAY", 0.3)
+        patch.setattr(pool_tasks, "_QUIET", 0.3)
+        patch.setattr(pool_tasks, "_QUEUE_PATIENCE", queue_patience)
         yield
 
 
 def test_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # By its exit status, for which the pool has to join it first.
-    monkeypatch.setattr(_pool_tasks, "_RESULT_ON_ITS_WAY", LIMIT)
+    monkeypatch.setattr(pool_tasks, "_RESULT_ON_ITS_WAY", LIMIT)
     returned = threading.Event()
     too_early = []
 
@@ -138,7 +137,7 @@ def test_workers_that_are_replaced_late(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(2.5)
         replace(*pool)
 
-    monkeypatch.setattr(_pool_tasks, "_RESULT_ON_ITS_WAY", 1.0)
+    monkeypatch.setattr(pool_tasks, "_RESULT_ON_ITS_WAY", 1.0)
     with pool(maxtasksperchild=1) as made:
         monkeypatch.setattr(Pool, "_repopulate_pool_static", replace_late)
         assert map_slices(made, total, np.arange(3), n=3) == [0.0, 1.0, 2.0]
@@ -170,7 +169,7 @@ def is_held(lock: Any) -> bool:
 
 
 def test_a_busy_pool_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pool_tasks, "_QUIET", 0.3)  # and its queues are looked at
+    monkeypatch.setattr(pool_tasks, "_QUIET", 0.3)  # and its queues are looked at
     with pool() as made:
         held = [made.apply_async(time.sleep, (2,)) for _ in range(2)]
         assert map_slices(made, total, np.arange(4)) == [1.0, 5.0]

@@ -25,12 +25,8 @@ from pool_support import (
 )
 
 from sharedvector import Chunk, SharedVector, _core, no_meta, remove_shared_memory
-from sharedvector.producer import (
-    FailureLog,
-    describe,
-    number_loader,
-    producer_worker,
-)
+from sharedvector._producer.producer import FailureLog, describe, number_loader
+from sharedvector.producer import producer_worker
 
 
 @pytest.fixture
@@ -229,7 +225,9 @@ def test_many_bad_sources_do_not_flood_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All at one moment: what is told depends on how long it takes.
-    monkeypatch.setattr("sharedvector.producer.time", types.SimpleNamespace(monotonic=lambda: 7.0))
+    monkeypatch.setattr(
+        "sharedvector._producer.producer.time", types.SimpleNamespace(monotonic=lambda: 7.0)
+    )
     log = FailureLog()
     with caplog.at_level(logging.DEBUG, "sharedvector"):
         for source in range(1000):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sharedvector._sampling import Sampling, check_sampling, draws, rank_of, slots_of
+from sharedvector.training.sampling import Sampling, check_sampling, draws, rank_of, slots_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -35,9 +35,7 @@ from slices_support import (
     write_to,
 )
 
-from sharedvector import _blocks
-from sharedvector._slices import amap_slices, map_slices, split
-from sharedvector.arrays import SharedArray, share
+from sharedvector.arrays import SharedArray, amap_slices, attachments, map_slices, share, split
 
 SLOW_START = 150.0  # seconds for processes that import much, several times
 
@@ -45,7 +43,7 @@ SLOW_START = 150.0  # seconds for processes that import much, several times
 @pytest.fixture(autouse=True)
 def no_block_stays() -> Iterator[None]:
     yield
-    assert _blocks.made() == []
+    assert attachments.made() == []
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +194,8 @@ def test_loky() -> None:
     code = """
         import numpy as np
         from slices_support import loky
-        from sharedvector import _blocks
-        from sharedvector._slices import map_slices
+        from sharedvector.arrays import attachments
+        from sharedvector.arrays import map_slices
         def fail(part):
             raise ValueError(f"slice at {part[0]}")
         with loky() as executor:
@@ -205,7 +203,7 @@ def test_loky() -> None:
             try:
                 map_slices(executor, fail, np.arange(10))
             except ValueError as error:
-                print(error, _blocks.made())
+                print(error, attachments.made())
     """
     status, out, err = run(code, seconds=SLOW_START)
     assert (status, out) == (0, "[10, 35]\nslice at 0 []\n") and "Traceback" not in err, err
@@ -472,7 +470,7 @@ def test_progress_says_how_far_it_is() -> None:
     code = """
         from concurrent.futures import ThreadPoolExecutor
         import numpy as np
-        from sharedvector._slices import map_slices
+        from sharedvector.arrays import map_slices
         def told(part): pass
         def silent(part): pass
         with ThreadPoolExecutor(2) as executor:
@@ -503,11 +501,12 @@ def test_keyboard_interrupt_does_not_wait_for_ever(tmp_path: Path) -> None:
     code = """
         import functools, os, pathlib, signal, sys, threading, time
         import numpy as np
-        from sharedvector import _blocks, _tasks
-        from sharedvector._slices import map_slices
+        from sharedvector.arrays import attachments
+        from sharedvector.arrays import executors
+        from sharedvector.arrays import map_slices
         from slices_support import kill_marked, marks, processes, sleep_long, wait_for
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
-        _tasks._AFTER_INTERRUPT = 0.5
+        executors._AFTER_INTERRUPT = 0.5
         told = pathlib.Path(sys.argv[1])
         def interrupt():
             wait_for(lambda: marks(told))
@@ -517,7 +516,7 @@ def test_keyboard_interrupt_does_not_wait_for_ever(tmp_path: Path) -> None:
             try:
                 map_slices(executor, functools.partial(sleep_long, str(told)), np.arange(9), n=9)
             except KeyboardInterrupt:
-                print("interrupted, blocks:", _blocks.made())
+                print("interrupted, blocks:", attachments.made())
             finally:
                 for worker in list(executor._processes.values()):
                     worker.kill()

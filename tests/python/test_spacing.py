@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sharedvector import spacing
 from sharedvector.cli import spacing_manifest_main
+from sharedvector.loaders import spacing
 from sharedvector.spacing import collect_spacings, write_spacing_manifest
 
 

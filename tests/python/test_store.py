@@ -12,7 +12,7 @@ import pytest
 from pool_support import Constant, Into, Running, claims, counter, unique, wait_for
 
 from sharedvector import Chunk, SharedVector, _core, no_meta, remove_shared_memory
-from sharedvector._store import Landing, Stopped, Store
+from sharedvector._producer.writer import Landing, Stopped, Store
 
 
 def make(slots: int = 8, spares: int = 4) -> SharedVector:
@@ -239,7 +239,7 @@ def test_workers_with_many_buffers_share_one_spare(
     scarce: SharedVector, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than one has to wait for its turn, on a slow machine too.
-    monkeypatch.setattr("sharedvector._store._WRITE_TIMEOUT", 60.0)
+    monkeypatch.setattr("sharedvector._producer.writer._WRITE_TIMEOUT", 60.0)
     loaders = [Into(40, 2 * at_once, at_once, delay=0.001) for _ in range(4)]
     runs = [Running(scarce, loader, source_size=40, workers=4) for loader in loaders]
     for run in runs:
@@ -262,7 +262,7 @@ def test_workers_with_many_buffers_share_one_spare(
 def test_a_first_array_waits_and_counts_as_blocked_only_by_readers(
     scarce: SharedVector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharedvector._store._WRITE_TIMEOUT", 0.1)
+    monkeypatch.setattr("sharedvector._producer.writer._WRITE_TIMEOUT", 0.1)
     fill(scarce)
     told = Told(scarce)
     with scarce.reserve(1):

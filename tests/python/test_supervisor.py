@@ -48,8 +48,8 @@ from sharedvector import (
     ensure_pool,
     remove_shared_memory,
 )
-from sharedvector._launch import pack_loader, start_supervisor
-from sharedvector._verdict import Verdict, status_words
+from sharedvector._producer.monitor import Verdict, status_words
+from sharedvector._producer.spawn import pack_loader, start_supervisor
 
 
 def supervisor_of_this_process() -> int:
@@ -132,8 +132,8 @@ def test_a_job_survives_the_way() -> None:
     code = """
         import os, sys
         from pool_support import Constant
-        from sharedvector._job import Job, make_loader, receive
-        from sharedvector._launch import open_parcel, pack_loader
+        from sharedvector._producer.payload import Job, make_loader, receive
+        from sharedvector._producer.spawn import open_parcel, pack_loader
 
         sys.path.append("here")
         job = Job(name="n", directory="/d", slot_count=4, sleep_seconds=0.1, seed=2**64 - 1)
@@ -278,8 +278,9 @@ def test_hopeless_workers_end_the_start_in_seconds(loader: Any, words: str) -> N
 def test_workers_that_cannot_be_started_are_hopeless() -> None:
     code = """
         import json, os, sys, time
-        from sharedvector import SharedVector, _supervision
-        from sharedvector._job import EXIT_FATAL, Job
+        from sharedvector import SharedVector
+        from sharedvector._producer import supervision
+        from sharedvector._producer.payload import EXIT_FATAL, Job
 
         def refuse(*arguments, **settings):
             raise OSError(11, "no more processes")
@@ -293,9 +294,8 @@ def test_workers_that_cannot_be_started_are_hopeless() -> None:
                 sleep_seconds=0.0, join_timeout=1.0, log_level=20, seed=1,
             )
             read_end, write_end = os.pipe()
-            _supervision.start_worker = refuse
             began = time.monotonic()
-            supervisor = _supervision.Supervisor(job, -1, -1, write_end, os.pipe(), 0)
+            supervisor = supervision.Supervisor(job, -1, -1, write_end, os.pipe(), 0, refuse)
             status = supervisor.run()
             assert status == EXIT_FATAL and time.monotonic() - began < 50
             print(json.loads(os.read(read_end, 65536))["error"])
@@ -311,8 +311,9 @@ def test_workers_that_cannot_be_started_are_hopeless() -> None:
 def test_a_worker_that_has_ended_is_not_ended_again_when_the_segment_is_gone() -> None:
     code = """
         import os, subprocess, sys
-        from sharedvector import SharedVector, _supervision
-        from sharedvector._job import EXIT_STALE, Job
+        from sharedvector import SharedVector
+        from sharedvector._producer import supervision
+        from sharedvector._producer.payload import EXIT_STALE, Job
 
         name = sys.argv[1]
         vector = SharedVector(name, chunk_size=4096, slot_count=4, exclusive=True, owned=True)
@@ -325,7 +326,7 @@ def test_a_worker_that_has_ended_is_not_ended_again_when_the_segment_is_gone() -
         worker = os.posix_spawn("/bin/false", ["false"], {})
         os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
         owner_fd = os.pidfd_open(os.getpid())
-        supervisor = _supervision.Supervisor(job, -1, owner_fd, -1, os.pipe(), worker)
+        supervisor = supervision.Supervisor(job, -1, owner_fd, -1, os.pipe(), worker, None)
         print(supervisor.run() == EXIT_STALE)
     """
     status, out, err = run(code, unique("stale"))
@@ -336,9 +337,9 @@ def test_a_signal_that_was_held_back_does_not_end_a_supervisor_before_it_can_bur
     code = """
         import os, signal, subprocess, sys, threading
         from sharedvector import SharedVector
-        from sharedvector._job import Job
-        from sharedvector._launch import open_parcel
-        from sharedvector._supervision import supervise
+        from sharedvector._producer.payload import Job
+        from sharedvector._producer.spawn import open_parcel
+        from sharedvector._producer.supervision import supervise
 
         name = sys.argv[1]
         vector = SharedVector(name, chunk_size=4096, slot_count=4, exclusive=True, owned=True)
@@ -353,7 +354,7 @@ def test_a_signal_that_was_held_back_does_not_end_a_supervisor_before_it_can_bur
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # NumPy's threads block nothing
         with open_parcel(job, b"") as parcel:
-            status = supervise(parcel.fileno(), owner_fd, -1, os.pipe(), worker)
+            status = supervise(parcel.fileno(), owner_fd, -1, os.pipe(), worker, None)
         print(status, os.path.exists(os.path.join(vector.directory, name)))
     """
     name = unique("held")
@@ -366,8 +367,9 @@ def test_a_signal_that_was_held_back_does_not_end_a_supervisor_before_it_can_bur
 
 TOLD_TO_STOP = """
     import os, signal, subprocess, sys
-    from sharedvector import SharedVector, _core, _supervision
-    from sharedvector._job import Job
+    from sharedvector import SharedVector, _core
+    from sharedvector._producer import supervision
+    from sharedvector._producer.payload import Job
 
     name, ending = sys.argv[1:]
     owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -377,7 +379,7 @@ TOLD_TO_STOP = """
         generation=vector.generation, source_size=8, num_producers=1, threads=1,
         sleep_seconds=0.0, join_timeout=1.0, log_level=20, seed=1,
     )
-    supervisor = _supervision.Supervisor(job, -1, os.pidfd_open(owner.pid), -1, os.pipe(), 0)
+    supervisor = supervision.Supervisor(job, -1, os.pidfd_open(owner.pid), -1, os.pipe(), 0, None)
     end_workers = supervisor._end_workers
 
     def then_the_owner_dies(limit):
@@ -386,12 +388,12 @@ TOLD_TO_STOP = """
 
     if ending == "owner dies":
         supervisor._end_workers = then_the_owner_dies
-        _supervision._DYING_LIMIT = 600
+        supervision._DYING_LIMIT = 600
     elif ending == "owner lives":
-        _supervision._DYING_LIMIT = 0.1
+        supervision._DYING_LIMIT = 0.1
     else:
         vector.retire(_core.RETIRED_CLOSED)
-        _supervision._DYING_LIMIT = 600
+        supervision._DYING_LIMIT = 600
     os.kill(os.getpid(), signal.SIGTERM)
     print(supervisor.run(), os.path.exists(os.path.join(vector.directory, name)))
     owner.kill()
@@ -402,8 +404,9 @@ def test_an_owner_that_dies_when_its_segment_is_gone_already_is_buried() -> None
     """Also by a supervisor that has never seen the segment, and whose worker hangs."""
     code = """
         import os, subprocess, sys
-        from sharedvector import OwnerLock, PoolPaths, _supervision
-        from sharedvector._job import EXIT_STALE, Job
+        from sharedvector import OwnerLock, PoolPaths
+        from sharedvector._producer import supervision
+        from sharedvector._producer.payload import EXIT_STALE, Job
 
         name = sys.argv[1]
         paths = PoolPaths.for_name(name)
@@ -424,7 +427,7 @@ def test_an_owner_that_dies_when_its_segment_is_gone_already_is_buried() -> None
             sleep_seconds=0.0, join_timeout=600.0, log_level=20, seed=1,
         )
         pidfd = os.pidfd_open(owner.pid)
-        supervisor = _supervision.Supervisor(job, -1, pidfd, -1, os.pipe(), worker.pid)
+        supervisor = supervision.Supervisor(job, -1, pidfd, -1, os.pipe(), worker.pid, None)
         supervisor._look_from = 0.0
         end_workers = supervisor._end_workers
 

@@ -21,8 +21,8 @@ from slices_support import (
     total,
 )
 
-from sharedvector._slices import map_slices
-from sharedvector._task import Job, Packer, in_this_process, work
+from sharedvector.arrays import map_slices
+from sharedvector.arrays.task import Job, Packer, in_this_process, work
 
 
 def test_threads_are_in_this_process() -> None:

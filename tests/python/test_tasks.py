@@ -26,11 +26,9 @@ from slices_support import (
     total,
 )
 
-from sharedvector import _blocks, _tasks
-from sharedvector._slices import map_slices
-from sharedvector._task import Job
-from sharedvector._tasks import check_executor, run_tasks, worker_count
-from sharedvector.arrays import SharedArray
+from sharedvector.arrays import SharedArray, attachments, executors, map_slices
+from sharedvector.arrays.executors import check_executor, run_tasks, worker_count
+from sharedvector.arrays.task import Job
 
 
 def jobs(count: int) -> list[Job]:
@@ -107,7 +105,7 @@ def test_an_executor_that_refuses_a_task(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tasks, "_AFTER_BREAK", LIMIT)
+    monkeypatch.setattr(executors, "_AFTER_BREAK", LIMIT)
     killer = threading.Thread(target=kill_marked, args=(tmp_path,))
     fn = functools.partial(sleep_long, str(tmp_path))
     with processes() as executor, SharedArray.empty(4, int) as out:
@@ -117,7 +115,7 @@ def test_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         killer.join()
         # No other worker is left that could write to `out`.
         assert not any(has_memory(mark.removeprefix("pid-")) for mark in marks(tmp_path))
-    assert _blocks.made() == []
+    assert attachments.made() == []
 
 
 def has_memory(pid: str) -> bool:
@@ -131,4 +129,4 @@ def has_memory(pid: str) -> bool:
 def test_a_worker_that_ends_itself() -> None:
     with processes() as executor, pytest.raises(BrokenProcessPool):
         map_slices(executor, functools.partial(end_process, 0), np.arange(4))
-    assert _blocks.made() == []
+    assert attachments.made() == []

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharedvector import _core, _zarr_chunks
-from sharedvector._zarr_chunks import ChunkReader, Scratch, as_bytes
-from sharedvector._zarr_plan import read_layout
+from sharedvector import _core
+from sharedvector.loaders.zarr.engines import chunks
+from sharedvector.loaders.zarr.engines.base import Scratch, as_bytes
+from sharedvector.loaders.zarr.engines.chunks import ChunkReader
+from sharedvector.loaders.zarr.metadata import read_layout
 
 zarr = pytest.importorskip("zarr", reason="zarr is not installed")
 numcodecs = pytest.importorskip("numcodecs", reason="numcodecs is not installed")
@@ -29,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How encoded bytes come from a file: every test is run both ways."""
     if request.param == "mapped":
         _core.guard_file_maps()
-        monkeypatch.setattr(_zarr_chunks, "_MAPPED_BYTES", 1)
+        monkeypatch.setattr(chunks, "_MAPPED_BYTES", 1)
     return str(request.param)
 
 
@@ -157,7 +159,7 @@ def test_only_large_chunks_without_a_checksum_are_mapped(
 
     monkeypatch.setattr(_core, "map_file", spy)
     for limit, count in ((10**6, 0), (1, 1)):
-        monkeypatch.setattr(_zarr_chunks, "_MAPPED_BYTES", limit)
+        monkeypatch.setattr(chunks, "_MAPPED_BYTES", limit)
         for kind in ("crc", "zstd"):
             (tmp_path / f"{kind}{count}").mkdir()
             reader, path = make(tmp_path / f"{kind}{count}", kind)
@@ -216,7 +218,7 @@ def test_zstd_frame_without_its_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 1000, 65_791, 65_792, 100_000])
 def test_zstd_size_in_every_form_of_header(size: int) -> None:
     frame = numcodecs.Zstd(level=1).encode(bytes(size)) if size else b"\x28\xb5\x2f\xfd\x20\x00"
-    assert _zarr_chunks._zstd_size(np.frombuffer(frame, np.uint8)) == size
+    assert chunks._zstd_size(np.frombuffer(frame, np.uint8)) == size
 
 
 def test_errors_of_the_system_keep_their_number(tmp_path: Path) -> None:
@@ -237,7 +239,7 @@ def test_a_pipe_of_that_name_is_not_waited_for(tmp_path: Path, kind: str) -> Non
 
 
 def test_read_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_zarr_chunks, "_IOV_MAX", 2)
+    monkeypatch.setattr(chunks, "_IOV_MAX", 2)
     reader, path = make(tmp_path, "none")
     out = buffer().reshape(2, 8, 8)
     rows = [as_bytes(out[i // 8, i % 8]) for i in range(15, 0, -1)]
@@ -324,7 +326,7 @@ def open_below(directory: Path) -> int:
 
 
 def test_few_shards_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_zarr_chunks, "_MAX_FILES", 2)
+    monkeypatch.setattr(chunks, "_MAX_FILES", 2)
     reader, _ = make(tmp_path, "zstd", chunks=(1, 2, 8), shards=(2, 2, 8))
     out = np.empty(16, np.int16)
     with reader:

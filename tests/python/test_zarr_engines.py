@@ -16,11 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharedvector._cast import cast_volume
-from sharedvector._zarr_chunks import Scratch
-from sharedvector._zarr_engines import DirectSource, rows_of
-from sharedvector._zarr_plan import Part, read_layout
 from sharedvector.loaders import ZarrLoader
+from sharedvector.loaders.casting import cast_volume
+from sharedvector.loaders.zarr.engines.base import Scratch, rows_of
+from sharedvector.loaders.zarr.engines.direct import DirectSource
+from sharedvector.loaders.zarr.metadata import read_layout
+from sharedvector.loaders.zarr.slabs import Part
 
 zarr = pytest.importorskip("zarr", reason="zarr is not installed")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sharedvector._volumes import find_volumes
-from sharedvector._zarr_open import Opener
+from sharedvector.loaders.zarr.discovery import find_volumes
+from sharedvector.loaders.zarr.opener import Opener
 
 zarr = pytest.importorskip("zarr", reason="zarr is not installed")
 

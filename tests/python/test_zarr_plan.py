@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedvector._zarr_plan import Cut, NotDirectError, Part, Shards, read_layout
+from sharedvector.loaders.zarr.metadata import NotDirectError, Shards, read_layout
+from sharedvector.loaders.zarr.slabs import Cut, Part
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 METADATA: dict[str, Any] = {

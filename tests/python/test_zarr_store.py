@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharedvector._zarr_store import open_store, read_metadata_files
 from sharedvector.loaders import ZarrLoader
+from sharedvector.loaders.zarr import engines
+from sharedvector.loaders.zarr.engines.zarr_python import open_store, read_metadata_files
 from sharedvector.spacing import collect_spacings, write_spacing_manifest
 from sharedvector.verify import verify_database
 
@@ -196,7 +197,8 @@ def test_open_store_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
         open_store(tmp_path / "nope")
     with pytest.raises(ImportError, match=r"nothing://db is read with fsspec.*obstore"):
         open_store("nothing://db")
-    monkeypatch.setitem(sys.modules, "sharedvector._zarr_store", None)
+    monkeypatch.delitem(vars(engines), "read_metadata_files", raising=False)  # imported before
+    monkeypatch.setitem(sys.modules, "sharedvector.loaders.zarr.engines.zarr_python", None)
     with pytest.raises(ImportError, match=r"sharedvector\[zarr\]"):
         ZarrLoader("memory://db", 4)
 

@@ -1,0 +1,394 @@
+"""Use a pool, whoever owns it: every process of a node may run the same line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from sharedvector._common import integer, seconds
+from sharedvector._coordination import OwnerLock, PoolBusyError, PoolPaths, PoolSpawnError, attach
+from sharedvector._pool.config import Plan, settle
+from sharedvector._pool.election import check_wishes, elect, follow
+from sharedvector._pool.owner import Reign
+from sharedvector._pool.registry import CLOSING_LIMIT, Registry, Turn
+from sharedvector.loaders import Loader
+from sharedvector.stats import PoolStats, collect_stats
+from sharedvector.vector import PoolStalledError, SharedVector
+
+__all__ = [
+    "Mode",
+    "PoolBusyError",
+    "PoolGoneError",
+    "PoolHandle",
+    "PoolSpawnError",
+    "ProducerSpec",
+    "ensure_pool",
+    "pool",
+]
+
+Mode = Literal["attach", "spawn", "auto"]
+ProducerKind = Literal["auto", "process", "thread"]
+
+logger = logging.getLogger("sharedvector")
+
+
+class PoolGoneError(PoolStalledError, FileNotFoundError):
+    """The pool of a handle is not there any more: its owner has closed it or died."""
+
+
+@dataclass(frozen=True)
+class ProducerSpec:
+    """How to feed a pool, for the process that becomes its owner.
+
+    Attributes:
+        loader: gives the chunks of a source. It is sent to the producers by pickle; what belongs
+            to the main program goes by cloudpickle, if that is installed.
+        chunk_size: largest chunk, in bytes.
+        source_size: how many sources there are; None: ``len(loader)``.
+        dtype: of the chunks.
+        num_producers: workers; not more than there are slots.
+        sleep_seconds: pause after a source that gave nothing; while nobody reads, one chunk is
+            replaced every ten pauses.
+        producer_join_timeout: seconds that workers may take to end before they are killed.
+        spare_buffers: buffers beyond the slots; None: one per worker (as many as the loader's
+            ``buffers_at_once``, if it has that), at most an eighth of the slots.
+        producer_kind: "process": each worker is a process; "thread": all are threads of one, each
+            with a loader of its own; "auto": threads if the loader says so by a true
+            ``releases_gil``, else processes.
+
+    Raises:
+        ValueError: a value that no pool can have.
+        TypeError: ``loader`` is none, a count is no integer, or a time no number.
+    """
+
+    loader: Loader
+    chunk_size: int
+    source_size: int | None = None
+    dtype: str = "float32"
+    num_producers: int = 4
+    sleep_seconds: float = 0.01
+    producer_join_timeout: float = 5.0
+    spare_buffers: int | None = None
+    producer_kind: ProducerKind = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        settle(self)
+
+    def resolve_source_size(self) -> int:
+        """Return ``source_size``, or the loader's length. TypeError when it has none."""
+        if self.source_size is not None:
+            return self.source_size
+        if not hasattr(type(self.loader), "__len__"):
+            raise TypeError(
+                f"loader should have a length, the number of its sources, got {self.loader!r}; "
+                "give it __len__, or pass source_size="
+            )
+        return len(self.loader)
+
+    def _plan(self, slot_count: int) -> Plan:
+        return Plan(
+            loader=self.loader,
+            source_size=self.resolve_source_size(),
+            slot_count=slot_count,
+            chunk_size=self.chunk_size,
+            dtype=self.dtype,
+            num_producers=self.num_producers,
+            sleep_seconds=self.sleep_seconds,
+            join_timeout=self.producer_join_timeout,
+            spare_buffers=self.spare_buffers,
+            producer_kind=self.producer_kind,
+            log_level=logger.level or logging.INFO,
+        )
+
+
+class PoolHandle:
+    """A pool as one process sees it; made by `ensure_pool`.
+
+    The owner's `close` (or its end) takes the pool down; a follower's only forgets it. A pickled
+    copy, and the copy in a forked child, are followers.
+
+    Args:
+        paths: of the pool.
+        slot_count: slots that were asked for.
+        generation: of the pool; None: whatever is there.
+        lock: the owner lock, to be released by `close`; None: a follower, or kept by
+            ``supervisor``.
+        supervisor: what keeps the pool alive in its owner.
+        join_timeout: seconds that `close` waits for another thread that is closing the pool.
+    """
+
+    def __init__(
+        self,
+        paths: PoolPaths,
+        slot_count: int,
+        generation: str | None,
+        lock: OwnerLock | None = None,
+        supervisor: Reign | None = None,
+        join_timeout: float = CLOSING_LIMIT,
+    ) -> None:
+        self._paths = paths
+        self._slot_count = slot_count
+        self._generation = generation
+        self._lock = lock
+        self._reign = supervisor
+        self._vector: SharedVector | None = None  # kept from the first use on
+        self._last_stats: PoolStats | None = None
+        self._closed = False
+        self._turn = Turn()
+        self._turn_limit = join_timeout
+        self._blocks: int | None = None  # open pool() blocks; None: it was opened by none
+
+    @property
+    def name(self) -> str:
+        """The pool's name."""
+        return self._paths.name
+
+    @property
+    def slot_count(self) -> int:
+        """Slots that were asked for; the pool may have more."""
+        return self._slot_count
+
+    @property
+    def lock_dir(self) -> Path:
+        """Directory of the coordination files."""
+        return self._paths.lock_dir
+
+    @property
+    def generation(self) -> str | None:
+        """Token of the owner's reign."""
+        return self._generation
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process owns the pool through this handle."""
+        if self._reign is not None:
+            return self._reign.held
+        return self._lock is not None and self._lock.held
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def attach(self) -> SharedVector:
+        """Attach to the pool's segment.
+
+        Raises:
+            PoolGoneError: the pool is gone. It is a PoolStalledError and a FileNotFoundError.
+            PoolStalledError: the pool was made anew by another owner, or is not refreshed any more.
+        """
+        try:
+            vector = attach(self._paths)
+        except FileNotFoundError:
+            raise PoolGoneError(
+                f"pool {self.name!r} is gone: its owner has closed it or died; start it again "
+                "with ensure_pool"
+            ) from None
+        if self._generation is not None and vector.generation != self._generation:
+            raise PoolStalledError(
+                f"pool {self.name!r} was made anew by another owner; call ensure_pool again"
+            )
+        if vector.retired:
+            raise PoolStalledError(
+                f"pool {self.name!r} is not refreshed any more: {vector.retired_reason}; start it "
+                "again with ensure_pool"
+            )
+        return vector
+
+    def stats(self) -> PoolStats:
+        """Return the pool's statistics; after its end, or `close`, the last ones.
+
+        Raises:
+            PoolGoneError: the pool is gone and this handle never saw it.
+        """
+        vector = self._vector
+        if vector is None:
+            if self._last_stats is not None:
+                return self._last_stats
+            vector = self.attach()
+            if not self._closed:
+                self._vector = vector
+        return collect_stats(vector)
+
+    def close(self) -> None:
+        """Owner: stop the producer and remove the pool; those attached keep their data.
+        Follower: forget it. Harmless when repeated; after an interrupt it goes on.
+
+        While another thread closes it, this waits until the pool is gone, at most as long as the
+        producer may take to end and some seconds.
+        """
+        self._close(self._turn_limit)
+
+    def _close(self, limit: float) -> None:
+        self._closed = True
+        with self._turn.take(limit):
+            try:
+                if self._vector is not None:
+                    with contextlib.suppress(Exception):  # a damaged pool has to be closed too
+                        self._last_stats = collect_stats(self._vector)
+                    self._vector = None
+                # Called again too: it may have been interrupted.
+                if self._reign is not None:
+                    self._reign.close()
+                elif self._lock is not None:
+                    self._lock.release()
+            finally:
+                # Not before: who asks for the pool meanwhile should not follow what is going.
+                _registry.forget(self)
+
+    def _usable(self) -> SharedVector | None:
+        """The segment, if a second `ensure_pool` may return this handle."""
+        vector = self._vector
+        return None if self._closed or vector is None or vector.retired else vector
+
+    def __enter__(self) -> Self:
+        """Return the handle."""
+        return self
+
+    def __exit__(self, exc_type: object, exc: object, tb: object) -> None:
+        """Close it."""
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a follower needs."""
+        return {
+            "paths": self._paths,
+            "slot_count": self._slot_count,
+            "generation": self._generation,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become a follower."""
+        PoolHandle.__init__(self, **state)
+
+    def __repr__(self) -> str:
+        """Name, slots, and what this process is to the pool."""
+        part = "closed" if self._closed else "owner" if self.is_owner else "follower"
+        return f"PoolHandle(name={self.name!r}, slot_count={self.slot_count}, {part})"
+
+
+_registry: Registry[PoolHandle] = Registry()
+
+
+def ensure_pool(
+    name: str,
+    slot_count: int,
+    *,
+    producer: ProducerSpec | None = None,
+    mode: Mode = "auto",
+    ready_timeout: float = 600.0,
+    poll_interval: float = 0.1,
+    lock_dir: Path | str | None = None,
+) -> PoolHandle:
+    """Return a handle on the pool ``name`` once it is filled; make the pool if need be.
+
+    Any number of processes of a node may call this at once, from any thread: one becomes the
+    owner, whose end also ends the pool, and the others follow. No signal handler is installed.
+    A second call in a process returns the same handle while it is open. A forked child follows
+    pools that its parent had open and never becomes the owner of one of their names.
+
+    Args:
+        name: of the pool.
+        slot_count: slots that are needed; a pool that lives already may have more.
+        producer: how to feed the pool; needed unless ``mode`` is "attach".
+        mode: "attach" waits for a pool that others make. "auto" follows a living pool, else makes
+            it. "spawn" tries to become the owner first.
+        ready_timeout: seconds until the pool must be filled.
+        poll_interval: seconds between two looks while waiting.
+        lock_dir: directory of the coordination files; None takes ``$SHAREDVECTOR_LOCK_DIR``, else
+            /dev/shm. Must be local to the node.
+
+    Raises:
+        ValueError: a bad name, mode or setting; no ``producer``; another ``slot_count`` than in
+            the call before; or the ready pool has fewer slots, smaller chunks or another dtype.
+        TypeError: ``slot_count`` or a time is something else.
+        OSError: the files of the pool cannot be made in ``lock_dir``.
+        TimeoutError: not ready in time; the message has the last reason.
+        PoolSpawnError: the pool could not be made or filled; the message has the loader's error.
+        PoolStalledError: the living owner of the pool has given its producer up.
+    """
+    return _ensure(name, slot_count, producer, mode, ready_timeout, poll_interval, lock_dir)
+
+
+def _ensure(
+    name: str,
+    slot_count: int,
+    producer: ProducerSpec | None = None,
+    mode: Mode = "auto",
+    ready_timeout: float = 600.0,
+    poll_interval: float = 0.1,
+    lock_dir: Path | str | None = None,
+    *,
+    block: bool = False,
+) -> PoolHandle:
+    """See `ensure_pool`; with ``block``, as a `pool` block, which has to leave it again."""
+    paths = PoolPaths.for_name(name, lock_dir)
+    slot_count = integer("slot_count", slot_count, 1)
+    ready_timeout = seconds("ready_timeout", ready_timeout)
+    poll_interval = seconds("poll_interval", poll_interval)
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode should be 'attach', 'spawn' or 'auto', got {mode!r}")
+    if producer is not None and not isinstance(producer, ProducerSpec):
+        raise TypeError(f"producer should be a ProducerSpec, got {producer!r}")
+    plan = producer._plan(slot_count) if mode != "attach" and producer is not None else None
+    deadline = time.monotonic() + ready_timeout
+    gate = _registry.gate(paths)
+    if not gate.acquire(timeout=min(ready_timeout, threading.TIMEOUT_MAX)):
+        raise TimeoutError(f"pool {name!r} is not ready in time: another thread is making it")
+    try:
+        handle = _registry.get(paths)
+        vector = handle._usable() if handle is not None else None
+        if handle is not None and vector is not None:
+            if handle.slot_count != slot_count:
+                raise ValueError(
+                    f"pool {name!r} is open in this process with slot_count={handle.slot_count}, "
+                    f"now {slot_count} was asked for; close that handle first"
+                )
+            if producer is not None:
+                check_wishes(vector, producer.chunk_size, producer.dtype)
+            if _registry.enter(handle, count=block):
+                return handle
+        if handle is not None:  # its pool is over, or about to be: look for the next one
+            handle._close(max(0.0, deadline - time.monotonic()))
+        if mode != "attach" and plan is None:
+            raise ValueError(f"mode={mode!r} needs producer=ProducerSpec(...)")
+        if plan is not None and not _registry.inherited(paths):
+            vector, reign = elect(paths, plan, mode == "spawn", deadline, poll_interval)
+        else:
+            vector = follow(paths, slot_count, deadline, poll_interval, patient=plan is None)
+            reign = None
+        if reign is None and producer is not None:
+            check_wishes(vector, producer.chunk_size, producer.dtype)
+        limit = CLOSING_LIMIT + (plan.join_timeout if plan is not None else 0.0)
+        handle = PoolHandle(
+            paths, slot_count, vector.generation, supervisor=reign, join_timeout=limit
+        )
+        handle._vector = vector
+        handle._blocks = 1 if block else None
+        _registry.put(paths, handle)
+        return handle
+    finally:
+        gate.release()
+
+
+@contextlib.contextmanager
+def pool(name: str, slot_count: int, **kwargs: Any) -> Generator[PoolHandle]:
+    """Use `ensure_pool` in a ``with`` block; the handle is closed at its end.
+
+    Blocks of a process that use one pool, within each other or in several threads, share its
+    handle, and the last to end closes it. A handle that `ensure_pool` had opened before is left
+    open.
+    """
+    handle = _ensure(name, slot_count, **kwargs, block=True)
+    try:
+        yield handle
+    finally:
+        if _registry.leave(handle):
+            handle.close()

@@ -1,0 +1,157 @@
+"""``sharedvector-producer``: a pool and its producer as a job step of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sharedvector._common import level_number
+from sharedvector._coordination import PoolBusyError, PoolSpawnError
+from sharedvector._pool import PRODUCER_KINDS, ProducerService
+from sharedvector.cli.errors import failed
+from sharedvector.vector import PoolStalledError
+
+if TYPE_CHECKING:
+    from sharedvector.loaders import Loader
+
+__all__ = [
+    "EXIT_BUSY",
+    "PoolBusyError",
+    "instantiate_loader",
+    "producer_main",
+    "resolve_source_size",
+]
+
+EXIT_BUSY = 2
+_MIB = 1 << 20
+
+logger = logging.getLogger("sharedvector")
+
+
+def instantiate_loader(spec: str, args_json: str | None) -> Loader:
+    """Make a loader from ``package.module:Class`` and its keyword arguments as a JSON object.
+
+    Raises:
+        ValueError: ``spec`` has another form, or the text is no JSON.
+        ImportError, AttributeError: no such module or class.
+        TypeError: the JSON is no object, or the class does not take these arguments.
+    """
+    module, separator, name = spec.partition(":")
+    if not separator or not module or not name:
+        raise ValueError(f"--loader-class should be 'package.module:Class', got {spec!r}")
+    arguments: Any = {}
+    if args_json is not None:
+        try:
+            arguments = json.loads(args_json)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"--loader-args is no JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise TypeError(
+            f'--loader-args should be a JSON object such as {{"dtype": "int16"}}, got {args_json}'
+        )
+    loader: Any = importlib.import_module(module)
+    for part in name.split("."):
+        loader = getattr(loader, part)
+    return cast("Loader", loader(**arguments))
+
+
+def resolve_source_size(loader: Loader, override: int | None) -> int:
+    """Return ``override``, or the loader's length. ValueError when it has none."""
+    if override is not None:
+        return override
+    try:
+        return len(loader)
+    except TypeError as error:
+        raise ValueError(
+            f"--source-size is needed: {type(loader).__name__} has no length ({error})"
+        ) from error
+
+
+def producer_main(argv: Sequence[str] | None = None) -> int:
+    """Run ``sharedvector-producer``: own a pool until SIGTERM or SIGINT.
+
+    Returns:
+        0 after an end by signal, 2 when another owner holds the pool, 1 after an error, which is
+        told in one line on standard error.
+    """
+    options = _producer_parser().parse_args(argv)
+    text = options.log_level
+    try:
+        level = level_number("--log-level", int(text) if text.isdecimal() else text)
+    except ValueError as error:
+        return _failed(str(error))
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # A loader given by name may lie beside the job script.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        loader = instantiate_loader(options.loader_class, options.loader_args)
+        service = ProducerService(
+            name=options.name,
+            loader=loader,
+            source_size=resolve_source_size(loader, options.source_size),
+            slot_count=options.slot_count,
+            chunk_size=int(options.chunk_size_mb * _MIB),
+            num_producers=options.num_producers,
+            sleep_seconds=options.sleep_seconds,
+            producer_join_timeout=options.producer_join_timeout,
+            dtype=options.dtype,
+            lock_dir=options.lock_dir,
+            log_level=level,
+            spare_buffers=options.spare_buffers,
+            producer_kind=options.producer_kind,
+        )
+        logger.info(
+            "pool %r: %d slots of %g MiB, %s", service.name, options.slot_count,
+            options.chunk_size_mb, options.dtype,
+        )  # fmt: skip
+        service.run()
+    except PoolBusyError as error:
+        _failed(str(error))
+        return EXIT_BUSY
+    except (PoolSpawnError, PoolStalledError) as error:
+        return _failed(str(error))
+    except Exception as error:  # a loader's class may raise anything
+        logger.debug("sharedvector-producer failed:", exc_info=error)
+        return _failed(f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _producer_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sharedvector-producer",
+        description="Own a pool: fill and refresh it until SIGTERM. Trainers attach by its name.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--name", required=True, help="name of the pool")
+    add("--slot-count", required=True, type=int, help="chunks to keep in shared memory")
+    add("--chunk-size-mb", required=True, type=float, help="largest chunk, in MiB")
+    add("--dtype", default="float32", help="dtype of the chunks, such as int16 or bfloat16")
+    add("--num-producers", type=int, default=4, help="workers")
+    add("--sleep-seconds", type=float, default=0.01, help="pause after a source without a chunk")
+    add(
+        "--producer-join-timeout", type=float, default=5.0,
+        help="seconds that workers may take to end",
+    )  # fmt: skip
+    add("--loader-class", required=True, help="loader, as package.module:Class")
+    add("--loader-args", help="its keyword arguments, as a JSON object")
+    add("--source-size", type=int, help="number of sources, if not the loader's length")
+    add("--lock-dir", help="directory of the lock and the ready marker, if not /dev/shm")
+    add("--log-level", default="INFO", help="DEBUG, INFO, WARNING, ERROR, or a number")
+    add("--spare-buffers", type=int, help="buffers beyond the slots, if not one per worker")
+    add(
+        "--producer-kind", default="auto", choices=PRODUCER_KINDS,
+        help="workers are processes, threads of one process, or what suits the loader",
+    )  # fmt: skip
+    return parser
+
+
+def _failed(text: str) -> int:
+    return failed(text, "sharedvector-producer")

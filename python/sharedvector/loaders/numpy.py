@@ -1,0 +1,69 @@
+"""A loader for directories of ``.npy`` files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from sharedvector.dtypes import is_extension
+from sharedvector.loaders.base import Chunk, no_meta, place_of, read_error
+from sharedvector.loaders.casting import cast_volume, resolve_numpy_dtype
+from sharedvector.loaders.volumes import as_path, check_directory
+
+__all__ = ["NumpyLoader"]
+
+
+class NumpyLoader:
+    """One chunk per ``.npy`` file of a directory, in order of their names.
+
+    Args:
+        directory: where the files are, a path or a ``file://`` URL.
+        pattern: which files, as for `pathlib.Path.glob`. Directories that match are left out.
+        dtype: the dtype of the chunks; other files are cast by `cast_volume`.
+
+    Raises:
+        FileNotFoundError: no such directory, or no file in it matches.
+        ValueError: a bad ``dtype`` (see `resolve_numpy_dtype`).
+    """
+
+    def __init__(
+        self, directory: Path | str, pattern: str = "*.npy", dtype: str = "float32"
+    ) -> None:
+        self._dtype = resolve_numpy_dtype(dtype)
+        root = as_path("directory", directory).absolute()
+        check_directory(root, "arrays")
+        self._paths = [path for path in sorted(root.glob(pattern)) if path.is_file()]
+        if not self._paths:
+            raise FileNotFoundError(f"no file under {root} matches {pattern!r}")
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return len(self._paths)
+
+    def __call__(self, source_index: int) -> list[Chunk]:
+        """Read one file.
+
+        Returns:
+            One chunk, C-contiguous, without metadata. A scalar file gives shape (1,).
+
+        Raises:
+            IndexError: no such source.
+            OSError, ValueError: the file cannot be read as an array; the message names it.
+        """
+        path = self._paths[place_of(source_index, len(self))]
+        try:
+            array = np.load(path, allow_pickle=False)
+        except Exception as error:
+            raise read_error(path, error) from error
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{path} holds several arrays; a source should be one .npy array")
+        if array.dtype.kind == "V" and array.dtype.names is None and is_extension(self._dtype):
+            # .npy files keep only the size of bfloat16 and float8
+            if array.dtype.itemsize == self._dtype.itemsize:
+                array = array.view(self._dtype)
+        try:
+            data = np.ascontiguousarray(cast_volume(array, self._dtype))
+        except (TypeError, ValueError) as error:
+            raise read_error(path, error) from error
+        return [Chunk(data, no_meta())]
