@@ -41,6 +41,7 @@ TOKEN = "SHAREDVECTOR_CHAOS"
 HANG_LIMIT = READY_LIMIT + 30.0  # seconds without a word from a rank
 END_LIMIT = 60.0  # ... that ranks may take to stop when told
 CLEAN_LIMIT = 30.0  # ... until nothing may be left of a round
+ORPHAN_LIMIT = 12.0  # ... until torch's own workers should have seen that their parent died
 REFRESH_LIMIT = 60.0
 SHM = Path(os.environ.get("SHAREDVECTOR_SHM_DIR", "/dev/shm"))
 
@@ -98,8 +99,7 @@ class Chaos:
     def _end(self, how: str) -> None:
         self.counts[f"end_{how}"] += 1
         if how == "all":
-            for pid in self._family():
-                send(pid, signal.SIGKILL)
+            self._kill_family()
         for member in self._ranks.values():
             number = {"stop": signal.SIGUSR2, "term": signal.SIGTERM}.get(how, signal.SIGKILL)
             member.doomed = number != signal.SIGUSR2
@@ -118,17 +118,36 @@ class Chaos:
 
     def _find_leftovers(self, how: str) -> None:
         if how == "all":  # nobody is left who could have cleaned up
-            wait_until(lambda: not self._family(), CLEAN_LIMIT)
+            wait_until(lambda: not self._kill_family(), CLEAN_LIMIT)
             sharedvector.sweep(prefix=self._name, lock_dir=self._lock_dir)
+        if not wait_until(lambda: not self._family() and not self._files(), ORPHAN_LIMIT):
+            self._end_orphans()
         if wait_until(lambda: not self._family() and not self._files(), CLEAN_LIMIT):
             return
+        if how != "stop" and not self._family():
+            # An owner that was killed before it had a supervisor; or both at once.
+            self.counts["swept"] += 1
+            sharedvector.sweep(prefix=self._name, lock_dir=self._lock_dir)
+            if not self._files():
+                return
         self.counts["left"] += 1
         what = [f"process {pid} {command_of(pid)}" for pid in self._family()] + self._files()
         self.bad.append(f"left after a round that ended by {how!r}: {what}")
-        for pid in self._family():
-            send(pid, signal.SIGKILL)
+        self._kill_family()
         for path in self._files():
             Path(path).unlink(missing_ok=True)
+
+    def _end_orphans(self) -> None:
+        """DataLoader workers of ranks that died while torch was starting them.
+
+        A worker of torch asks every five seconds whether its parent is still the one that it saw
+        when it began; one whose parent was gone before that never ends. That is not ours to mend,
+        and what they hold of the pool goes with the others' recovery.
+        """
+        for pid in self._family():
+            if Path(__file__).name in command_of(pid) and parent_of(pid) != os.getpid():
+                self.counts["orphans"] += 1
+                send(pid, signal.SIGKILL)
 
     # -- ranks
 
@@ -247,6 +266,13 @@ class Chaos:
                         found.append(int(entry.name))
         return found
 
+    def _kill_family(self) -> list[int]:
+        """Kill all processes of the job that are to be seen now; another may have begun since."""
+        family = self._family()
+        for pid in family:
+            send(pid, signal.SIGKILL)
+        return family
+
     def _files(self) -> list[str]:
         directories = [SHM, *([Path(self._lock_dir)] if self._lock_dir else [])]
         return sorted(
@@ -362,7 +388,7 @@ def main() -> int:
     counts = chaos.counts
     print("retries:", dict(chaos.retries))
     print("ended:", {kind: counts[f"{kind}s"] for kind in WEIGHTS}, "ranks begun:", counts["begun"])
-    names = "kills terms pools batches views audits torn lost left".split()
+    names = "kills terms pools batches views audits orphans swept torn lost left".split()
     print(*(f"{name}={counts[name]}" for name in names))
     if not counts["batches"] or not counts["audits"]:
         print("nothing was tried")

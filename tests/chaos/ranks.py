@@ -16,7 +16,7 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -69,14 +69,21 @@ class Rank:
         signal.signal(signal.SIGUSR2, self._told_to_stop)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         while not self._stop:
-            handle = self._open()
-            if handle is None:
-                continue
-            with handle:
-                self._done["pools"] += 1
-                while not self._stop and self._guarded(self._random.choice(self._ways()), handle):
-                    pass
-        self._tell(force=True)
+            # torch raises the death of a DataLoader worker from a signal handler, that is, at any
+            # line of this process: of ours, of a with statement's end, of the pool's own code.
+            with _worker_deaths(self._retry):
+                self._use_a_pool()
+        with _worker_deaths(self._retry):
+            self._tell(force=True)
+
+    def _use_a_pool(self) -> None:
+        handle = self._open()
+        if handle is None:
+            return
+        with handle:
+            self._done["pools"] += 1
+            while not self._stop and self._guarded(self._random.choice(self._ways()), handle):
+                pass
 
     def _told_to_stop(self, number: int, frame: object) -> None:
         self._stop = True
@@ -103,8 +110,9 @@ class Rank:
             # Its processes were killed faster than it could be filled, or it ended right then.
             self._retry(error)
             return None
-        except BaseException:
-            self._bad("ensure_pool: " + traceback.format_exc())
+        except BaseException as error:
+            if not _is_worker_death(error):
+                self._bad("ensure_pool: " + traceback.format_exc())
             raise
 
     def _guarded(self, way: Callable[[PoolHandle], None], handle: PoolHandle) -> bool:
@@ -114,8 +122,9 @@ class Rank:
         except OVER as error:
             self._retry(error)
             return False
-        except BaseException:
-            self._bad(f"{way.__name__}: " + traceback.format_exc())
+        except BaseException as error:
+            if not _is_worker_death(error):
+                self._bad(f"{way.__name__}: " + traceback.format_exc())
             raise
         return True
 
@@ -125,19 +134,10 @@ class Rank:
         """An unchanged DataLoader; one of its workers may be killed."""
         dataset = SharedMemoryDataset.from_pool(handle)
         batches = DataLoader(dataset, batch_size=4, num_workers=2, shuffle=True, timeout=60)
-        try:
-            for batch in batches:
-                self._check_batch(batch)
-                if self._stop:
-                    break
-        except RuntimeError as error:
-            # torch's words for a killed worker, and for an error of the pool raised in one.
-            text = str(error)
-            if "exited unexpectedly" not in text and "is killed by signal" not in text:
-                raise
-            self._done["retries"] += 1
-        finally:
-            del batches
+        for batch in batches:
+            self._check_batch(batch)
+            if self._stop:
+                break
 
     def _with_pool_loader(self, handle: PoolHandle) -> None:
         crop = self._random.choice([None, (8, 16, 16)])
@@ -223,3 +223,21 @@ class Rank:
     def _say(self, what: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.write(self._out, (json.dumps(what) + "\n").encode()[:4000])
+
+
+def _is_worker_death(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "exited unexpectedly" in text or "is killed by signal" in text
+    )
+
+
+@contextlib.contextmanager
+def _worker_deaths(retry: Callable[[BaseException], None]) -> Iterator[None]:
+    """Go on after torch's report of a DataLoader worker that was killed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_worker_death(error):
+            raise
+        retry(error)
