@@ -1,9 +1,11 @@
 /*
- * Fork hand-over (rules F1, F2): a process with a view forks, parent and child drop their views when
+ * Fork hand-over (rules F1-F3): a process with a view forks, parent and child drop their views when
  * they like, and one of them may fork again, while a writer displaces and refills buffers and a
  * recoverer gives back what the dead held. Anybody but the writer may die before each step.
  *
- * A row's lock is the set of address spaces that map its anchor: it ends when the last one is gone.
+ * A row's lock is the set of address spaces that map its anchor: it ends when the last one is gone. A
+ * child for which no row can be had shares its parent's: it maps the anchor too, and holds a lock that
+ * tells the parent when it may take back the pin that it left behind.
  */
 #ifndef NPROCS
 #define NPROCS 2 /* processes ever: the first, and its descendants */
@@ -24,10 +26,12 @@
 
 byte slot = 0;          /* s_word: the current buffer */
 byte pins[NROWS];       /* r_cells, one bit for each buffer */
+byte left[NROWS];       /* ... with a pin that was left behind for those who share the row */
 byte live;              /* r_state, one bit for each row */
 byte mark;              /* h_high_rows */
 byte moves;             /* h_moves */
 byte anchors[NROWS];    /* who maps the anchor of the row: one bit for each process */
+byte sharers[NROWS];    /* who holds the lock of those who share the row */
 
 /* ---- what only the observer knows ------------------------------------------------------------ */
 
@@ -37,7 +41,7 @@ byte views[NBUFS];
 byte filling = NBUFS;   /* the buffer that the writer takes for its own */
 
 #define IS_LIVE(r) ((live & BIT(r)) != 0)
-#define IS_PINNED(r, b) ((pins[r] & BIT(b)) != 0)
+#define IS_PINNED(r, b) (((pins[r] | left[r]) & BIT(b)) != 0)
 #ifdef REACH
 c_decl { static int reach_seen[8]; }
 #define REACHED(n, text) c_code { \
@@ -47,17 +51,17 @@ c_decl { static int reach_seen[8]; }
 #endif
 
 /* The kernel takes a dead process's mappings away. No descendant (they have higher numbers) may still
- * keep its row, or its pins would stay for as long as that one lives. A parent that has not come back
- * from fork() may. */
+ * keep its row, or its pins would stay for as long as that one lives, but those who share it. A parent
+ * that has not come back from fork() may. */
 inline end_maps()
 {
-    anchors[0] = anchors[0] & ~BIT(me);
-    anchors[1] = anchors[1] & ~BIT(me);
+    anchors[0] = anchors[0] & ~BIT(me); sharers[0] = sharers[0] & ~BIT(me);
+    anchors[1] = anchors[1] & ~BIT(me); sharers[1] = sharers[1] & ~BIT(me);
 #if NROWS > 2
-    anchors[2] = anchors[2] & ~BIT(me);
+    anchors[2] = anchors[2] & ~BIT(me); sharers[2] = sharers[2] & ~BIT(me);
 #endif
 #ifndef PARENT_ROW
-    assert((anchors[row] & (RECOVERING - 1)) >> (me + 1) == 0)
+    assert(shares || (anchors[row] & ~sharers[row] & (RECOVERING - 1)) >> (me + 1) == 0)
 #endif
 }
 #define DIE(lost) atomic { true -> lost; end_maps(); goto dead }
@@ -119,10 +123,10 @@ inline hand_over()
 {
     /* attach.locked; what the row's last process left is cleaned under the lock (pool.pml) */
     if
-    :: atomic { anchors[0] == 0 -> to = 0; anchors[0] = BIT(me); pins[0] = 0; live = live & ~BIT(0) }
-    :: atomic { anchors[1] == 0 -> to = 1; anchors[1] = BIT(me); pins[1] = 0; live = live & ~BIT(1) }
+    :: atomic { anchors[0] == 0 -> to = 0; anchors[0] = BIT(me); pins[0] = 0; left[0] = 0; live = live & ~BIT(0) }
+    :: atomic { anchors[1] == 0 -> to = 1; anchors[1] = BIT(me); pins[1] = 0; left[1] = 0; live = live & ~BIT(1) }
 #if NROWS > 2
-    :: atomic { anchors[2] == 0 -> to = 2; anchors[2] = BIT(me); pins[2] = 0; live = live & ~BIT(2) }
+    :: atomic { anchors[2] == 0 -> to = 2; anchors[2] = BIT(me); pins[2] = 0; left[2] = 0; live = live & ~BIT(2) }
 #endif
     fi;
 #if defined(COPY_BEFORE_LIVE)
@@ -146,9 +150,9 @@ inline hand_over()
 #endif
         INHERITED; views[view]++;
 #ifdef PARENT_ROW
-        run process(born, row, view);
+        run process(born, row, view, false);
 #else
-        run process(born, to, view);
+        run process(born, to, view, false);
 #endif
         born++; REACHED(1, "a child with a row of its own") }
     :: atomic { true -> REACHED(2, "a fork that failed") }
@@ -163,11 +167,40 @@ inline hand_over()
     fi
 }
 
-proctype process(byte me; byte row; byte view)
+/* No row can be had: the child shares this one, or the one that this process shares. */
+inline share()
+{
+#ifndef NOTHING_LEFT
+    if
+    :: atomic { !shares -> left[row] = left[row] | BIT(view) } /* fork.shared */
+    :: atomic { shares -> skip }
+    :: DIE(LOSE_VIEW)
+    fi;
+#endif
+    if /* fork() */
+    :: atomic { born < NPROCS ->
+#ifndef SHARED_WITHOUT_ANCHOR
+        anchors[row] = anchors[row] | BIT(born);
+#endif
+        sharers[row] = sharers[row] | BIT(born); views[view]++;
+        run process(born, row, view, true);
+        born++; REACHED(5, "a child that shares a row") }
+    :: atomic { true -> skip } /* it failed */
+    :: DIE(LOSE_VIEW)
+    fi
+}
+
+#ifdef SETTLED_EARLY
+#define MAY_SETTLE true
+#else
+#define MAY_SETTLE sharers[row] == 0
+#endif
+
+proctype process(byte me; byte row; byte view; bool shares)
 {
     byte b, to;
     do
-    :: atomic { view == NBUFS -> b = slot };
+    :: atomic { view == NBUFS && !shares -> b = slot };
         if
         :: atomic { true -> pins[row] = pins[row] | BIT(b) } /* pin.added */
         :: DIE(skip)
@@ -177,12 +210,19 @@ proctype process(byte me; byte row; byte view)
         :: atomic { slot != b -> pins[row] = pins[row] & ~BIT(b); b = 0 } /* pin.undone */
         :: DIE(skip)
         fi
-    :: atomic { view != NBUFS -> /* unpin.done */
-        assert(IS_PINNED(row, view)); /* nobody else gave this pin back */
+    :: atomic { view != NBUFS && shares -> /* holds nothing here */
+        assert(filling != view);
+        views[view]--; view = NBUFS }
+    :: atomic { !shares && left[row] != 0 && MAY_SETTLE -> /* share.settled */
+        left[row] = 0; REACHED(6, "a pin left behind, taken back") }
+    :: atomic { view != NBUFS && !shares -> /* unpin.done */
+        assert((pins[row] & BIT(view)) != 0); /* nobody else gave this pin back */
         assert(filling != view);
         views[view]--; pins[row] = pins[row] & ~BIT(view); view = NBUFS }
-    :: atomic { view != NBUFS && tried < NFORKS -> tried++ };
+    :: atomic { view != NBUFS && !shares && tried < NFORKS -> tried++ };
         hand_over()
+    :: atomic { view != NBUFS && tried < NFORKS -> tried++ };
+        share()
     :: DIE(LOSE_VIEW)
     od;
 dead:
@@ -232,7 +272,7 @@ look:
 #endif
     fi;
     if
-    :: atomic { true -> pins[r] = 0; REACHED(4, "a row that fork made, recovered") } /* recover.unpinned */
+    :: atomic { true -> pins[r] = 0; left[r] = 0; REACHED(4, "a row that fork made, recovered") } /* recover.unpinned */
     :: atomic { true -> anchors[r] = 0 }; goto look /* it dies */
     fi;
     if
@@ -244,7 +284,7 @@ look:
 }
 
 /* R4: a row that is FREE and nobody's holds nothing; R3: nor does one that no scan looks at. */
-#define LOST(r) (pins[r] != 0 && ((anchors[r] == 0 && !IS_LIVE(r)) || r >= mark))
+#define LOST(r) ((pins[r] | left[r]) != 0 && ((anchors[r] == 0 && !IS_LIVE(r)) || r >= mark))
 hidden byte nothing_is_lost; /* always false: a name for what the checker prints */
 
 active proctype observer()
@@ -262,8 +302,8 @@ init {
     /* The first process may have the lower or the higher row: scans go upwards. */
     atomic {
         if
-        :: true -> anchors[0] = BIT(0); live = BIT(0); mark = 1; run process(0, 0, NBUFS)
-        :: true -> anchors[1] = BIT(0); live = BIT(1); mark = 2; run process(0, 1, NBUFS)
+        :: true -> anchors[0] = BIT(0); live = BIT(0); mark = 1; run process(0, 0, NBUFS, false)
+        :: true -> anchors[1] = BIT(0); live = BIT(1); mark = 2; run process(0, 1, NBUFS, false)
         fi
     }
 }

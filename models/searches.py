@@ -179,6 +179,8 @@ SEARCHES = [
                 "a fork that failed",
                 "a scan that saw a move",
                 "a row that fork made, recovered",
+                "a child that shares a row",
+                "a pin left behind, taken back",
             }
         ),
     ),
@@ -259,6 +261,9 @@ def mutations() -> list[Search]:
                 "ANCHOR_EARLY",
                 "PARENT_ROW",
                 "ANCHOR_INHERITED",
+                "NOTHING_LEFT",
+                "SETTLED_EARLY",
+                "SHARED_WITHOUT_ANCHOR",
             ),
         ),
         ("fork.pml", GRANDCHILD, ("GRANDCHILD_KEEPS",)),

@@ -33,7 +33,8 @@
  *   - /dev/shm of a container has 64 MiB unless it is told otherwise (docker run --shm-size=...).
  *   - A segment without an owner stays until sv_segment_remove() or the next boot.
  *   - After fork() the child may go on using every handle and view; a reservation stays with the
- *     parent. A child made by a raw clone system call loses the pins of its views. A view that another
+ *     parent. When no row can be had for the child, it goes on looking at its views by its parent's row,
+ *     and gets SV_EROWS (or ENOSPC) for new ones. A child made by a raw clone system call loses the pins of its views. A view that another
  *     thread is just pinning or unpinning while fork() runs may or may not count in the child: join
  *     or pause such threads first, as for any other state that threads share (Python's GIL does it).
  *   - Closing foreign file descriptors (closefrom and the like) does no harm to pins and ownership.

@@ -1,5 +1,5 @@
 /*
- * Process-wide state and fork (rules F1-F4).
+ * Process-wide state and fork (rules F1-F5).
  *
  * A page that the kernel wipes in every child holds the process token and the pointers to this
  * process's cells: after a fork they read as NULL, whoever made the child, so that no child ever
@@ -20,6 +20,7 @@
 #include "lockfile.h"
 #include "os.h"
 #include "row.h"
+#include "share.h"
 
 #define PROCESS_POLL_NS UINT64_C(100000)
 #define FORK_PAGE_POINTERS (SVI_PAGE / sizeof(svi_cells_pointer))
@@ -52,45 +53,11 @@ process_reset_gate(void)
     process_gate = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 }
 
-/* The payload was withheld from this child: nothing else may come to lie at its addresses, which views
- * still show. Before anything is mapped here. */
-static void
-fork_fence(const svi_mapping *m)
-{
-    size_t offset = m->g.off_payload;
-    size_t bytes = m->g.segment_bytes - offset;
-    unsigned char *rw = atomic_load_explicit(&m->rw, memory_order_relaxed);
-    svi_os_fence((unsigned char *)(uintptr_t)m->ro + offset, bytes);
-    if (rw != NULL && rw != m->ro) {
-        svi_os_fence(rw + offset, bytes);
-    }
-}
-
-/* The payload was withheld from this child: inherited views fault, new ones need a new map. */
-static void
-fork_map_again(svi_mapping *m)
-{
-    void *ro = NULL;
-    if (svi_mapping_map(&m->g, svi_probe(m), false, &ro) == 0) {
-        svi_os_dont_dump((unsigned char *)ro + m->g.off_payload,
-                         m->g.segment_bytes - m->g.off_payload);
-        m->ro = ro;
-    } else {
-        m->stays = true; /* header and slots stay readable, and payload faults */
-    }
-    atomic_store_explicit(&m->rw, NULL, memory_order_relaxed);
-}
-
 /* What a child does first, under the process lock: its rows are those made for it, or none. */
 static void
 fork_adopt(bool handlers_ran)
 {
     svi_lockfile_forked(handlers_ran); /* a raw clone may share our parent's descriptors */
-    for (svi_mapping *m = process_list; m != NULL; m = m->next) {
-        if (m->mapped && m->withheld && handlers_ran) {
-            fork_fence(m);
-        }
-    }
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
         if (!m->mapped) {
             continue;
@@ -114,30 +81,17 @@ fork_adopt(bool handlers_ran)
             SVI_STEP("fork.adopted");
         } else {
             m->views_since = svi_load_relaxed(&svi_process_number);
-            if (!handlers_ran || m->keeping) {
-                m->stays = true; /* B5, F3: what the parent's views show is mapped here too */
-            } else if (m->withheld) {
-                fork_map_again(m);
+            /* B5, F3: what the parent's views show is mapped here too, and they go on showing it
+             * unless nothing holds it. */
+            m->stays = m->stays || !handlers_ran || m->keeping || m->sharing;
+            if (!handlers_ran || !m->stays) {
+                m->shown_since = m->views_since;
             }
         }
+        svi_share_forget(m);
         m->child = (svi_hold){.row = SVI_NO_ROW};
-        m->withheld = false;
         m->keeping = false;
     }
-}
-
-static void
-fork_withhold(svi_mapping *m, bool withhold)
-{
-    size_t offset = m->g.off_payload;
-    size_t bytes = m->g.segment_bytes - offset;
-    unsigned char *rw = atomic_load_explicit(&m->rw, memory_order_relaxed);
-    /* The advice only splits the map; the address does not change. */
-    (void)svi_os_pass_to_children((unsigned char *)(uintptr_t)m->ro + offset, bytes, !withhold);
-    if (rw != NULL && rw != m->ro) {
-        (void)svi_os_pass_to_children(rw + offset, bytes, !withhold);
-    }
-    m->withheld = withhold;
 }
 
 /* Copy the pins of a used group of cells; the child has used the same groups as the parent. */
@@ -147,7 +101,7 @@ fork_copy_pins(svi_mapping *m, uint32_t group)
     svi_row_clear(m, m->child.map, group);
     for (uint32_t b = group * SVI_CELL_GROUP; b < svi_cell_group_end(m, group); b++) {
         /* relaxed: own pins (F2) */
-        uint64_t pins = svi_cell_pins(svi_load_relaxed(&m->hold.map->r_cells[b]));
+        uint64_t pins = svi_cell_pins(svi_load_relaxed(&m->hold.map->r_cells[b])) - m->left[b];
         if (pins != 0) {
             svi_add_seq(&m->child.map->r_cells[b], pins * SVI_PIN); /* E9 */
         }
@@ -168,7 +122,7 @@ fork_hand_over(svi_mapping *m)
         m->child = (svi_hold){.row = SVI_NO_ROW};
         m->keeping = svi_block_keep(m); /* nobody refills a block: the child may go on looking */
         if (!m->keeping) {
-            fork_withhold(m, true);
+            svi_share_begin(m);
         }
         return;
     }
@@ -231,8 +185,10 @@ fork_prepare(void)
     (void)pthread_mutex_lock(&process_mutex);
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
         m->child = (svi_hold){.row = SVI_NO_ROW};
-        m->withheld = false;
         m->keeping = false;
+        if (m->mapped) {
+            svi_share_settle(m);
+        }
         if (m->mapped && m->hold.row != SVI_NO_ROW && svi_row_own_pins(m) != 0) {
             fork_hand_over(m);
         }
@@ -243,8 +199,8 @@ static void
 fork_parent(void)
 {
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
-        if (m->withheld) {
-            fork_withhold(m, false);
+        if (m->sharing) {
+            svi_share_part(m);
         }
         if (m->child.row != SVI_NO_ROW) {
             /* The child's copy of the map keeps the lock alive. */
@@ -261,11 +217,11 @@ static void
 fork_child(void)
 {
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
-        if (m->withheld) {
+        if (m->sharing) {
             static const char text[] =
-                "sharedvector: no row could be had for a forked child that inherits views; their "
-                "data was not passed on and reading them will fail (raise max_rows, or look "
-                "whether the file system is full)\n";
+                "sharedvector: no row could be had for a forked child that inherits views; it goes "
+                "on reading them, and they stay pinned until it ends, but it cannot take new ones "
+                "(raise max_rows or processes, or look whether the file system is full)\n";
             ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
             (void)ignored;
             break;
@@ -373,7 +329,7 @@ svi_mapping *
 svi_mapping_obtain(void)
 {
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
-        if (!m->mapped && m->handles == 0) {
+        if (!m->mapped && m->handles == 0 && !m->stays) { /* views may name one that stays */
             svi_mapping *next = m->next;
             svi_cells_pointer *cells = m->cells;
             /* Not memset: a late reader may still look at `closing` (rule V3). */
@@ -383,10 +339,12 @@ svi_mapping_obtain(void)
             m->next = next;
             m->cells = cells;
             m->views_since = svi_load_relaxed(&svi_process_number);
+            m->shown_since = m->views_since;
             m->owner = false;
-            m->withheld = false;
+            m->sharing = false;
+            m->left_for_good = false;
+            svi_store_relaxed(&m->left_pins, 0); /* relaxed: process lock */
             m->keeping = false;
-            m->stays = false;
             m->hold = (svi_hold){.row = SVI_NO_ROW};
             m->child = (svi_hold){.row = SVI_NO_ROW};
             svi_store_relaxed(&m->reservations, 0);
@@ -409,6 +367,7 @@ svi_mapping_obtain(void)
         return NULL;
     }
     m->views_since = svi_load_relaxed(&svi_process_number);
+    m->shown_since = m->views_since;
     m->cells = &process_page.pointers[process_page.used++];
     m->hold.row = SVI_NO_ROW;
     m->child.row = SVI_NO_ROW;

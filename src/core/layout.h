@@ -25,9 +25,10 @@
 /* Lock bytes of the segment's file. They lie beyond any possible data, so that they can never be
  * confused with an offset; a byte does not have to exist to be locked. */
 #define SVI_LOCK_BASE (INT64_C(1) << 60)
-#define SVI_LOCK_ATTACHED (SVI_LOCK_BASE + 0) /* read: attached */
-#define SVI_LOCK_OWNER (SVI_LOCK_BASE + 1)    /* write: the owner of the pool lives */
-#define SVI_LOCK_ROW (SVI_LOCK_BASE + 64)     /* + row, write: the row's process lives */
+#define SVI_LOCK_ATTACHED (SVI_LOCK_BASE + 0)       /* read: attached */
+#define SVI_LOCK_OWNER (SVI_LOCK_BASE + 1)          /* write: the owner of the pool lives */
+#define SVI_LOCK_ROW (SVI_LOCK_BASE + 64)           /* + row, write: the row's process lives */
+#define SVI_LOCK_SHARED (SVI_LOCK_BASE + (1 << 20)) /* + row, read: children share the row */
 
 enum svi_kind { SVI_KIND_VECTOR = 0, SVI_KIND_BLOCK = 1 };
 

@@ -15,6 +15,7 @@
 #include "huge.h"
 #include "os.h"
 #include "row.h"
+#include "share.h"
 
 #define MAPPING_PREFAULT_LEAST (UINT64_C(64) << 10) /* bytes; below, the call gains nothing */
 
@@ -163,31 +164,45 @@ svi_mapping_is_unused(const svi_mapping *m)
     return m->handles == 0 && svi_row_own_pins(m) == 0 && svi_load_seq(&m->looking) == 0; /* E12 */
 }
 
+/* What is of this process alone. */
+static void
+mapping_free(svi_mapping *m)
+{
+    free(m->used);
+    m->used = NULL;
+    free(m->left);
+    m->left = NULL;
+    free(m->prefaulted);
+    m->prefaulted = NULL;
+    free(atomic_load_explicit(&m->numbers, memory_order_relaxed));
+    atomic_store_explicit(&m->numbers, NULL, memory_order_relaxed);
+}
+
 void
 svi_mapping_drop(svi_mapping *m)
 {
     unsigned char *rw = atomic_load_explicit(&m->rw, memory_order_relaxed);
+    svi_share_settle(m);
     svi_block_settle_locked(m);
     svi_block_unlist(m);
     atomic_store_explicit(m->cells, NULL, memory_order_relaxed);
-    svi_row_drop(m, &m->hold);
+    if (svi_load_relaxed(&m->left_pins) != 0) { /* relaxed: process lock */
+        svi_row_leave(m, &m->hold);
+    } else {
+        svi_row_drop(m, &m->hold);
+    }
     if (!m->stays) {
         svi_os_unmap(rw != m->ro ? rw : NULL, m->g.segment_bytes);
         svi_os_unmap((unsigned char *)(uintptr_t)m->ro, m->g.segment_bytes);
+        m->ro = NULL; /* else views show it, and their descriptions are read there */
     }
     atomic_store_explicit(&m->rw, NULL, memory_order_relaxed);
-    m->ro = NULL;
     struct stat st;
     if (m->probe >= 0 && svi_os_fstat(m->probe, &st) == 0 &&
         svi_same_file(&st, m->device, m->inode)) {
         svi_os_close(m->probe);
     }
-    free(m->used);
-    m->used = NULL;
-    free(m->prefaulted);
-    m->prefaulted = NULL;
-    free(atomic_load_explicit(&m->numbers, memory_order_relaxed));
-    atomic_store_explicit(&m->numbers, NULL, memory_order_relaxed);
+    mapping_free(m);
     m->probe = -1;
     m->owner = false;
     m->mapped = false;
@@ -199,7 +214,11 @@ svi_mapping_settle(svi_mapping *m)
     if (svi_process_lock(NULL) != 0) {
         return;
     }
-    if (m->mapped && svi_load_seq(&m->closing) != 0 && svi_mapping_is_unused(m)) { /* E11 */
+    if (m->mapped) {
+        svi_share_settle(m);
+    }
+    if (m->mapped && (svi_load_seq(&m->closing) & SVI_CLOSED) != 0 && /* E11 */
+        svi_mapping_is_unused(m)) {
         svi_mapping_drop(m);
     }
     svi_process_unlock();
@@ -247,7 +266,9 @@ svi_mapping_make(int fd, const svi_facts *facts, const svi_place *place, svi_map
     }
     m->g = *g;
     m->used = calloc(svi_cell_groups(m), sizeof *m->used);
-    if (m->used == NULL) {
+    m->left = calloc(m->g.buffer_count, sizeof *m->left);
+    if (m->used == NULL || m->left == NULL) {
+        mapping_free(m);
         svi_os_close(fd);
         return svi_fail(err, SV_ENOMEM, ENOMEM, "map segment", "no memory for a mapping");
     }
@@ -261,8 +282,7 @@ svi_mapping_make(int fd, const svi_facts *facts, const svi_place *place, svi_map
     }
 #endif
     if (status != 0) {
-        free(m->used);
-        m->used = NULL;
+        mapping_free(m);
         svi_os_close(fd);
         return svi_fail(err, status == -ENOMEM ? SV_ENOMEM : SV_ESYS, -status, "map segment",
                         "cannot map the %llu bytes of '%s' (limit of address space?)",
@@ -295,7 +315,8 @@ svi_mapping_handle(svi_mapping *m, sv_segment **out, sv_error *err)
     segment->mapping = m;
     m->handles++;
     svi_row_show_handles(m);
-    svi_store_seq(&m->closing, 0); /* V2: undone under the process lock */
+    /* V2: undone under the process lock */
+    svi_store_seq(&m->closing, svi_load_relaxed(&m->closing) & ~SVI_CLOSED);
     *out = segment;
     return 0;
 }

@@ -51,17 +51,22 @@ typedef struct svi_mapping {
     uint32_t *prefaulted;        /* per buffer, pages faulted in for writing; may be NULL */
     svi_hold hold;               /* process lock */
     svi_hold child;              /* made by the fork handler for the child; process lock */
-    bool withheld;               /* the payload is not passed to the next child; process lock */
-    bool keeping;                /* ... it is, without pins (rule B5); process lock */
+    bool sharing;                /* the next child shares this row (rule F3); process lock */
+    bool keeping;                /* ... looks at a block without pins (rule B5); process lock */
     bool stays;           /* views without pins may show these maps: never unmapped; process lock */
     uint64_t views_since; /* views of older processes have no pins here (rule F3) */
+    uint64_t shown_since; /* views of still older ones show nothing here */
+    void *sharers;        /* the lock of those who share the row, on its way to a child */
+    unsigned char *left;  /* per buffer: 1, a pin was left there for them; process lock */
+    svi_word left_pins;   /* sum of these; written under the process lock */
+    bool left_for_good;   /* it cannot be told when those children end; process lock */
     bool mapped;          /* process lock */
     bool owner;           /* this process holds the owner byte; process lock */
     struct svi_listing *listing; /* of a block that this process made; process lock */
     uint32_t handles;            /* process lock */
     svi_word reservations;
     svi_word looking; /* threads that gave a pin of a block back and read its header (rule V2) */
-    svi_word closing; /* the last handle is gone, views are not (rule V2) */
+    svi_word closing; /* SVI_CLOSED | SVI_SHARED (rule V2) */
     int probe;        /* only for making fresh descriptions and testing locks */
     dev_t device;
     ino_t inode;
@@ -72,6 +77,10 @@ typedef struct svi_mapping {
     char generation[SV_GENERATION_BYTES];
     char dtype[SV_DTYPE_BYTES];
 } svi_mapping;
+
+/* What an unpin has to look after, other than its cell. */
+#define SVI_CLOSED UINT64_C(1) /* the last handle is gone, views are not */
+#define SVI_SHARED UINT64_C(2) /* pins were left in the row for children (rule F3) */
 
 struct sv_segment {
     uint32_t magic; /* SVI_HANDLE_MAGIC while open */

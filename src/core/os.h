@@ -51,8 +51,6 @@ int svi_os_map_private(int fd, uint64_t offset, size_t bytes, void **out);
  * in no forked child. */
 int svi_os_map_anchor(int fd, uint64_t offset, size_t bytes, bool inherit, void **out);
 int svi_os_map_wipe_on_fork(size_t bytes, void **out);
-/* Take address space that is free, so that nothing else comes to lie there: touching it faults. */
-void svi_os_fence(void *address, size_t bytes);
 /* Fault whole pages in for writing, all at once (Linux 5.14); where that fails they fault one by one. */
 void svi_os_prefault(void *address, size_t bytes);
 /* The same for reading. */

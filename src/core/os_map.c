@@ -101,13 +101,6 @@ svi_os_map_wipe_on_fork(size_t bytes, void **out)
 }
 
 void
-svi_os_fence(void *address, size_t bytes)
-{
-    (void)mmap(address, bytes, PROT_NONE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-}
-
-void
 svi_os_prefault(void *address, size_t bytes)
 {
 #ifndef MADV_POPULATE_WRITE

@@ -155,7 +155,7 @@ sv_unpin(sv_view *view)
         return;
     }
     view->mapping_ = NULL;
-    /* A view that came with a fork, but whose pin could not be handed over, holds nothing here. */
+    /* A view that came with a fork, but without a pin of ours, holds nothing here (F3). */
     if (__builtin_expect(view->state_ < m->views_since, 0)) {
         return;
     }
@@ -176,15 +176,18 @@ sv_unpin_waits(const sv_view *view)
             (m->g.kind == SVI_KIND_BLOCK && svi_block_is_removed(m)));
 }
 
-/* The mapping of a view that is pinned in this process; a view that came with a fork, but whose pin
- * could not be handed over, shows nothing, and neither does a copy of a view that was given back,
- * unless another view of this process pins the same chunk (P4). */
+/* The mapping of a view that shows something in this process: not of one whose pin no fork could hand
+ * over, nor of a copy of a view that was given back, unless another view of this process pins the same
+ * chunk (P4). */
 static const svi_mapping *
 pin_mapping(const sv_view *view)
 {
     const svi_mapping *m = view == NULL ? NULL : view->mapping_;
-    if (m == NULL || view->state_ < m->views_since || view->buffer_ >= m->g.buffer_count) {
+    if (m == NULL || view->state_ < m->shown_since || view->buffer_ >= m->g.buffer_count) {
         return NULL;
+    }
+    if (view->state_ < m->views_since) {
+        return m; /* its pin is in the row of an ancestor (F3, B5) */
     }
     const svi_word *cells = svi_cells(m);
     return cells != NULL && svi_cell_pins(svi_load_relaxed(&cells[view->buffer_])) != 0

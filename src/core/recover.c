@@ -8,6 +8,7 @@
 #include "fork.h"
 #include "os.h"
 #include "row.h"
+#include "share.h"
 
 void
 svi_row_clean(const svi_mapping *m, unsigned char *rw, uint32_t row)
@@ -114,6 +115,7 @@ svi_recover(svi_mapping *m, uint32_t buffer, uint32_t *recovered, sv_error *err)
     if ((status = svi_writable_borrow(m, &rw, err)) != 0) {
         goto done;
     }
+    svi_share_settle(m);
     uint32_t high = svi_high_rows(m);
     for (uint32_t r = 0; r < high; r++) {
         int cleaned = recover_is_due(m, r, buffer) ? recover_row(m, rw, r) : 0;

@@ -281,6 +281,14 @@ svi_row_drop(svi_mapping *m, svi_hold *hold)
 }
 
 void
+svi_row_leave(svi_mapping *m, svi_hold *hold)
+{
+    svi_os_unmap(hold->anchor, m->g.row_stride);
+    SVI_STEP("detach.left");
+    *hold = (svi_hold){.row = SVI_NO_ROW};
+}
+
+void
 svi_row_show_handles(const svi_mapping *m)
 {
     if (m->hold.row != SVI_NO_ROW) {
@@ -337,7 +345,7 @@ svi_row_own_pins(const svi_mapping *m)
             sum += svi_cell_pins(svi_load_seq(&cells[b])); /* E12 */
         }
     }
-    return sum;
+    return sum - svi_load_relaxed(&m->left_pins); /* relaxed: their cells were read before */
 }
 
 int

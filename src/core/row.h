@@ -30,10 +30,14 @@ void svi_row_open(svi_mapping *m);
 /* Write into a row who has it. Process lock held. */
 void svi_row_sign(svm_row *row, bool owner);
 
+/* Give up a row in which pins were left for children that share it (rule F3): they keep it locked, and
+ * when the last one has ended it is recovered as any dead process's. Process lock held. */
+void svi_row_leave(svi_mapping *m, svi_hold *hold);
+
 /* Tell others how many handles this process has open. Process lock held. */
 void svi_row_show_handles(const svi_mapping *m);
 
-/* Pins that this process holds; 0 before its first. */
+/* Pins that this process holds, without those it has left for children; 0 before its first. */
 uint64_t svi_row_own_pins(const svi_mapping *m);
 
 /* This process's cells, opened by their first use, which attaches a forked child. NULL with *status

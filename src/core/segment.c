@@ -196,7 +196,8 @@ sv_segment_close(sv_segment *segment, sv_error *err)
         m->handles--;
         svi_row_show_handles(m);
         if (m->handles == 0) {
-            svi_store_seq(&m->closing, 1); /* E11 (V2) */
+            /* E11 (V2); relaxed: written under the process lock */
+            svi_store_seq(&m->closing, svi_load_relaxed(&m->closing) | SVI_CLOSED);
             if (m->mapped && svi_mapping_is_unused(m)) {
                 svi_mapping_drop(m);
             }

@@ -172,3 +172,25 @@ def test_killed_children_do_not_use_up_rows(name: str) -> None:
         assert replaceable(vector, 2)
         assert vector.ref_count == 1
         vector.check()
+
+
+def test_a_child_without_a_row_reads_what_it_inherited(name: str) -> None:
+    """Never a signal: the data while it looks, and an error in words for anything new."""
+    with filled(name, max_rows=1) as vector:
+        views = [vector.get(0)]
+
+        def look() -> None:
+            assert (views[0] == FLOATS).all()
+            with pytest.raises(sharedvector.InUseError, match="max_rows"):
+                vector.get(1)
+            assert (views[0] == FLOATS).all()
+
+        assert in_child(look) == 0
+        with held_child(lambda: None) as pid:
+            views.clear()
+            assert vector.get_chunk_ref_count(0) == 1  # the child still shows it
+            assert not replaceable(vector, 0)
+            kill(pid)
+        assert replaceable(vector, 0)
+        assert vector.ref_count == 1
+        vector.check()

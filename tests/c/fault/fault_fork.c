@@ -1,6 +1,6 @@
 /*
- * Fork with views: the child sees its chunks, or holds nothing and was told so; whichever of the two
- * is killed, and wherever, nothing stays pinned.
+ * Fork with views: the child sees its chunks, by a row of its own or by its parent's; whichever of the
+ * two is killed, and wherever, nothing stays pinned.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -38,7 +38,7 @@ arrange_writer(const char *name)
     EQ(world_publish(inject_mine, 2, 33), 0);
 }
 
-/* 0 when both views are whole or, after a failed hand-over, hold nothing. */
+/* 0 when both views are whole, whether they were handed over or not. */
 static int
 look(void)
 {
@@ -48,8 +48,7 @@ look(void)
         sv_chunk_info info;
         uint64_t stamp = 0;
         sv_view_info(&held[i], &info);
-        bool nothing = info.version == 0;
-        wrong += !nothing && (!world_whole(&held[i], &stamp) || stamp != stamps[i]);
+        wrong += info.version == 0 || !world_whole(&held[i], &stamp) || stamp != stamps[i];
     }
     return wrong;
 }
@@ -120,6 +119,33 @@ the_one_who_is_born(void)
            .who = INJECT_ITS_CHILD, .silent = true);
 }
 
+static void
+segment_of_two_rows(const char *name)
+{
+    sv_options options = world_options();
+    options.max_rows = 2; /* the subject's and the victim's */
+    inject_subject = world_open(name, &options, SV_OPEN_CREATE);
+    for (uint64_t i = 0; i < 3; i++) {
+        EQ(world_append(inject_subject, i + 1), 0);
+    }
+}
+
+static void
+a_reader_without_a_row_for_its_child(void)
+{
+    INJECT(.what = "share", .before = segment_of_two_rows, .arrange = arrange,
+           .verb = fork_and_go_on, .settle = settle, .after = inject_audit, .steps = 2, .calls = 6,
+           .who = INJECT_VICTIM, .silent = true);
+}
+
+static void
+the_one_who_is_born_without_a_row(void)
+{
+    INJECT(.what = "shared", .before = segment_of_two_rows, .arrange = arrange_writer,
+           .verb = fork_and_go_on, .settle = settle, .after = inject_audit, .steps = 0, .calls = 6,
+           .who = INJECT_ITS_CHILD, .silent = true);
+}
+
 int
 main(void)
 {
@@ -127,5 +153,7 @@ main(void)
     RUN(a_reader_who_forks);
     RUN(a_writer_who_forks);
     RUN(the_one_who_is_born);
+    RUN(a_reader_without_a_row_for_its_child);
+    RUN(the_one_who_is_born_without_a_row);
     return world_end();
 }

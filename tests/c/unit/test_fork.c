@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -378,119 +377,6 @@ a_reservation_stays_with_the_parent(void)
     world_drop(segment);
 }
 
-/* ---- no row left --------------------------------------------------------------------------- */
-
-static sv_view one_of_a;
-
-static int
-look_at_withheld_of_two(void *argument)
-{
-    struct rlimit none = {0, 0};
-    (void)argument;
-    (void)setrlimit(RLIMIT_CORE, &none);
-    (void)signal(SIGSEGV, SIG_DFL);
-    return *(const volatile uint64_t *)one_of_a.data != 0 ? 1 : 2;
-}
-
-/* What is mapped again in the child must not come to lie where a withheld view still looks. */
-static void
-withheld_addresses_stay_empty(void)
-{
-    sv_options options = world_options();
-    options.max_rows = 1;
-    options.chunk_size = UINT64_C(4) << 20;
-    options.slot_count = 4;
-    sv_segment *a = world_open(world_name("withheld-a"), &options, SV_OPEN_CREATE);
-    options.slot_count = 2;
-    sv_segment *b = world_open(world_name("withheld-b"), &options, SV_OPEN_CREATE);
-    sv_view of_b;
-    for (uint64_t i = 0; i < 4; i++) {
-        EQ(world_append(a, i + 1), 0);
-        EQ(i < 2 ? world_append(b, i + 1) : 0, 0);
-    }
-    EQ(sv_pin(b, 0, &of_b), 0);
-    for (uint32_t slot = 0; slot < 4; slot++) {
-        EQ(sv_pin(a, slot, &one_of_a), 0);
-        EQ(world_wait(world_fork(look_at_withheld_of_two, NULL), WORLD_WAIT_MS), 128 + SIGSEGV);
-        sv_unpin(&one_of_a);
-    }
-    sv_unpin(&of_b);
-    world_drop(a);
-    world_drop(b);
-}
-
-static int
-look_at_withheld(void *argument)
-{
-    struct rlimit none = {0, 0};
-    (void)argument;
-    (void)setrlimit(RLIMIT_CORE, &none);
-    (void)signal(SIGSEGV, SIG_DFL);
-    return *(const volatile uint64_t *)held[0].data == 1 ? 1 : 2;
-}
-
-static int
-live_with_withheld(void *argument)
-{
-    sv_view mine;
-    (void)argument;
-    EQ(sv_size(segment), 3);
-    EQ(sv_pin(segment, 0, &mine), SV_EROWS);
-    EQ(pins_on(held_buffer), 2); /* the parent's and the other child's */
-    sv_unpin(&held[0]);          /* holds nothing here, unpins nothing there */
-    EQ(pins_on(held_buffer), 2);
-    return 0;
-}
-
-static int
-attach_when_there_is_room(void *argument)
-{
-    sv_view mine;
-    uint64_t stamp = 0;
-    (void)argument;
-    world_set(&world_flags[3], 1);
-    EQ(world_await(&world_flags[4], 1), true);
-    EQ(sv_pin(segment, 0, &mine), 0);
-    CHECK(world_whole(&mine, &stamp)); /* through a new map */
-    EQ(stamp, 1);
-    sv_unpin(&held[0]);
-    EQ(pins_on(held_buffer), 2);
-    sv_unpin(&mine);
-    EQ(pins_on(held_buffer), 1);
-    EQ(world_publish(segment, 1, 44), 0);
-    return 0;
-}
-
-static void
-without_a_row_the_payload_is_withheld(void)
-{
-    sv_options options = world_options();
-    options.max_rows = 2;
-    world_flags_clear();
-    segment = world_open(world_name("withheld"), &options, SV_OPEN_CREATE);
-    EQ(world_append(segment, 1), 0);
-    EQ(world_append(segment, 2), 0);
-    EQ(world_append(segment, 3), 0);
-    EQ(sv_pin(segment, 0, &held[0]), 0);
-    held_buffer = held[0].buffer_;
-    pid_t other = world_fork(keep_until_told, NULL); /* takes the second row */
-    REQUIRE(world_await(&world_flags[0], 1));
-    tap_note("the next three lines on stderr are meant");
-    EQ(world_wait(world_fork(look_at_withheld, NULL), WORLD_WAIT_MS), 128 + SIGSEGV);
-    world_child(live_with_withheld, NULL);
-    uint64_t stamp = 0;
-    CHECK(world_whole(&held[0], &stamp)); /* the parent keeps it */
-    pid_t late = world_fork(attach_when_there_is_room, NULL);
-    REQUIRE(world_await(&world_flags[3], 1));
-    world_set(&world_flags[1], 1);
-    EQ(world_wait(other, WORLD_WAIT_MS), 0);
-    world_set(&world_flags[4], 1);
-    EQ(world_wait(late, WORLD_WAIT_MS), 0);
-    EQ(world_stamp(segment, 1), 44);
-    world_child(look_and_drop, NULL); /* a row is free: the next child gets everything */
-    end_with_view();
-}
-
 /* ---- several segments, threads, raw clones ------------------------------------------------- */
 
 static int
@@ -735,8 +621,6 @@ main(void)
     RUN(a_child_closes_its_own_handle);
     RUN(a_fork_after_a_deferred_close);
     RUN(a_reservation_stays_with_the_parent);
-    RUN(without_a_row_the_payload_is_withheld);
-    RUN(withheld_addresses_stay_empty);
     RUN(views_of_several_segments_are_handed_over);
     RUN(a_raw_clone_loses_the_pins_and_harms_nobody);
     RUN(a_scan_that_a_hand_over_overlaps_looks_again);
