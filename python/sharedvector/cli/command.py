@@ -30,7 +30,7 @@ commands:
   sharedvector recover, check, remove  mend a segment by its name, without Python
 """
 _MIB = 2**20
-_WIDEST_COMMAND = 60  # characters
+_WIDEST_COMMAND = 72  # characters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
