@@ -28,8 +28,8 @@
  *
  * Caveats, for people in trouble
  *   - A view keeps its chunk, not its slot: after a replacement a view goes on showing the old data.
- *     Views that are kept for long take buffers away from the writers; give the pool as many spare
- *     buffers as views are held for long.
+ *     Writers that publish with sv_publish_turn() leave a slot alone while its chunk has views. A view
+ *     of a chunk that was displaced all the same takes a buffer from the writers until it is dropped.
  *   - /dev/shm of a container has 64 MiB unless it is told otherwise (docker run --shm-size=...).
  *   - A segment without an owner stays until sv_segment_remove() or the next boot.
  *   - After fork() the child may go on using every handle and view; a reservation stays with the
@@ -321,6 +321,7 @@ typedef enum sv_counter {
     SV_COUNTER_ZARR = 8,        /* ... by zarr-python */
     SV_COUNTER_TENSORSTORE = 9, /* ... by TensorStore */
     SV_COUNTER_MISSING = 10,    /* pieces of volumes that were not stored: fill values instead */
+    SV_COUNTER_HELD_MS = 11, /* milliseconds that writers waited as views were held of everything */
     SV_COUNTER_COUNT = 16
 } sv_counter;
 
@@ -342,6 +343,9 @@ typedef struct sv_row_info {
     uint64_t attached_ns; /* CLOCK_REALTIME */
     uint64_t pins;
     uint64_t claims; /* buffers that it is filling */
+    uint64_t
+        oldest_ns; /* CLOCK_REALTIME when the oldest chunk that it has pinned was published: none
+                            of its pins is older; 0: it has none */
     char command[64];
 } sv_row_info;
 
@@ -518,6 +522,31 @@ SV_API SV_MUST_CHECK int sv_fill(sv_reservation *reservation, const sv_chunk *ch
  */
 SV_API SV_MUST_CHECK int sv_publish(sv_reservation *reservation, uint32_t slot, sv_error *err);
 
+/* Which slots sv_publish_turn() chooses from. Zeroed: all, only chunks that were read, no wait. */
+typedef struct sv_turn {
+    uint64_t timeout_ns; /* longest wait */
+    uint32_t first;      /* first slot of the caller's own ... */
+    uint32_t end;        /* ... and the one after its last; 0: all, shared with other writers */
+    uint32_t next;       /* with `end`: where the turn goes on; kept from call to call */
+    uint32_t unread;     /* 1: where nothing was read, replace the next chunk all the same */
+} sv_turn;
+
+/*
+ * As sv_publish(), into the slot whose turn it is: the next one whose chunk has been read since it was
+ * written and of which nobody has a view just now (of the next 4096, in a large pool).
+ *
+ * Effect    A view that is held for long freezes its own slot and no other. Only where views are held
+ *           of every chunk is one displaced: if another buffer is free, or if its readers have come and
+ *           gone since the call began (no view of it is as old as the call). A view that comes between
+ *           the look and the publication keeps the old chunk.
+ * Returns   SV_ETIMEDOUT nothing that could be replaced was read within timeout_ns · SV_EINUSE views are
+ *           held of everything; err names the holders · SV_EINDEX no slot of the range is filled · else
+ *           as sv_publish(). On failure the reservation is unchanged.
+ * Python    Reservation.publish_turn
+ */
+SV_API SV_MUST_CHECK int sv_publish_turn(sv_reservation *reservation, sv_turn *turn, uint32_t *slot,
+                                         sv_error *err);
+
 /* As sv_publish(), into the next empty slot, whose number goes to *slot. SV_EFULL none is left: the
  * reservation is unchanged, and sv_publish() may still take it. */
 SV_API SV_MUST_CHECK int sv_publish_next(sv_reservation *reservation, uint32_t *slot,
@@ -579,8 +608,9 @@ SV_API uint64_t sv_counter_add(sv_segment *segment, sv_counter counter, uint64_t
 
 /*
  * The slot that a producer should refresh next: the next one in turn that has been read since its
- * last write. *unread is 1 when there is none (of the next 4096, in a large pool); then it is simply
- * the next in turn, and a producer does well to slow down. SV_EINDEX while the pool is empty.
+ * last write and that nobody has pinned. *unread is 1 when there is none (of the next 4096, in a large
+ * pool); then it is simply the next in turn, and a producer does well to slow down. A view may come
+ * until the chunk is ready: sv_publish_turn() chooses then. SV_EINDEX while the pool is empty.
  */
 SV_API SV_MUST_CHECK int sv_refresh_next(sv_segment *segment, uint32_t *slot, int *unread);
 

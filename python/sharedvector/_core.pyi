@@ -36,6 +36,7 @@ COUNTER_DIRECT: int
 COUNTER_ZARR: int
 COUNTER_TENSORSTORE: int
 COUNTER_MISSING: int
+COUNTER_HELD_MS: int
 
 class MemoryError(builtins.MemoryError): ...
 class OutOfMemoryError(builtins.MemoryError): ...
@@ -69,6 +70,16 @@ class Reservation:
         source_index: int = 0,
         source_epoch: int = 0,
     ) -> int: ...
+    def publish_turn(
+        self,
+        slots: tuple[int, int, int] | None = None,
+        meta: ArrayLike | None = None,
+        *,
+        source_index: int = 0,
+        source_epoch: int = 0,
+        unread: bool = False,
+        timeout: float = 0.0,
+    ) -> int | None: ...
     def cancel(self) -> None:
         """Give the buffer back unused; harmless when repeated.
 

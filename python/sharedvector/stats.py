@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,12 @@ class PoolStats:
         sources_failed: sources that could not be loaded, or not be stored.
         sources_empty: sources that gave no chunk.
         restarts: producer workers and supervisors that were started again.
+        waiting_for_views: seconds that the producer workers, all together, have waited because
+            views were held of every chunk that they could replace, or of every spare buffer. It
+            grows while they wait.
+        held_by: a line for each process that holds views now: its pid, command, how many, since
+            when it is attached, and the age of the oldest chunk among them. No view is older than
+            its chunk; when it was taken is not recorded.
     """
 
     replace_events: int
@@ -82,10 +89,20 @@ class PoolStats:
     sources_failed: int = 0
     sources_empty: int = 0
     restarts: int = 0
+    waiting_for_views: float = 0.0
+    held_by: tuple[str, ...] = ()
 
     def as_dict(self, prefix: str = "sharedvector/") -> dict[str, int | float]:
-        """Return every field under ``prefix + name``, as Python ``int`` and ``float`` only."""
-        return {f"{prefix}{field.name}": getattr(self, field.name) for field in fields(self)}
+        """Return every number under ``prefix + name``, as Python ``int`` and ``float`` only.
+
+        ``held_by``, which is text, is left out.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            f"{prefix}{name}": value
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        }
 
 
 def collect_stats(vector: SharedVector) -> PoolStats:
@@ -134,7 +151,26 @@ def collect_stats(vector: SharedVector) -> PoolStats:
         sources_failed=vector.counter_add(_core.COUNTER_ERRORS, 0),
         sources_empty=vector.counter_add(_core.COUNTER_EMPTY, 0),
         restarts=vector.counter_add(_core.COUNTER_RESTARTS, 0),
+        waiting_for_views=vector.counter_add(_core.COUNTER_HELD_MS, 0) / 1000,
+        held_by=view_holders(vector),
     )
+
+
+def view_holders(vector: SharedVector) -> tuple[str, ...]:
+    """Describe each process that holds views of a pool, for people (see ``PoolStats.held_by``)."""
+    now = time.time_ns()
+    return tuple(
+        f"pid {row['pid']} ({row['command'].strip()}): {row['pins']} "
+        f"view{'' if row['pins'] == 1 else 's'}, the oldest of a chunk from "
+        f"{_seconds(now - row['oldest_ns'])} s ago; attached for "
+        f"{_seconds(now - row['attached_ns'])} s"
+        for row in vector.rows()
+        if row["pins"]
+    )
+
+
+def _seconds(nanoseconds: int) -> int:
+    return max(0, nanoseconds) // 1_000_000_000
 
 
 def stats_capacity_for(slot_count: int) -> int:

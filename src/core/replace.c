@@ -85,7 +85,7 @@ replace_refuse_pinned(svi_mapping *m, uint32_t slot, sv_error *err)
     if (status != SV_EINUSE) {
         return status;
     }
-    char holders[420];
+    char holders[SVI_HOLDERS_BYTES];
     if (err == NULL) {
         return SV_EINUSE;
     }

@@ -135,21 +135,31 @@ reserve_take_walking(const svi_mapping *m, unsigned char *rw, uint32_t row, uint
     return false;
 }
 
+bool
+svi_is_any_free(const svi_mapping *m, unsigned char *rw)
+{
+    for (uint32_t b = 0; b < m->g.buffer_count; b++) {
+        if (svi_load_relaxed(&svi_buffer_at(m, rw, b)->b_writer) == 0 && /* hint (W6) */
+            !reserve_is_named(m, rw, b) && !svi_buffer_is_pinned(m, b)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static int
 reserve_fail_none_free(svi_mapping *m, uint64_t waited_ns, sv_error *err)
 {
-    char holders[420];
+    char holders[SVI_HOLDERS_BYTES];
     if (err == NULL) {
         return SV_EINUSE; /* the text takes a look at every cell */
     }
     svi_row_holders(m, SVI_ANY_BUFFER, holders, sizeof holders);
-    return svi_fail(err, SV_EINUSE, 0, "reserve",
-                    "no free buffer in '%s' after %.3f s: all %u buffers are current, pinned or "
-                    "being filled. Views are held by %s, and this process has %llu reservation(s) "
-                    "open; release some, publish or cancel, or make the pool with more "
-                    "spare_buffers",
-                    m->name, (double)waited_ns / 1e9, m->g.buffer_count, holders,
-                    (unsigned long long)svi_load_relaxed(&m->reservations)); /* the counter */
+    return svi_fail(
+        err, SV_EINUSE, 0, "reserve",
+        "no free buffer in '%s' after %.3f s: all %u buffers are current, pinned or being "
+        "filled, by %s; drop views, publish or cancel, or give the pool more spare_buffers",
+        m->name, (double)waited_ns / 1e9, m->g.buffer_count, holders);
 }
 
 /* The row that this process writes under, attaching a forked child first. */

@@ -21,6 +21,9 @@ void svi_hint(unsigned char *rw, uint32_t buffer);
  * again (rule F2). */
 bool svi_buffer_is_pinned(const svi_mapping *m, uint32_t buffer);
 
+/* Is any buffer free, as far as one can tell without a claim? */
+bool svi_is_any_free(const svi_mapping *m, unsigned char *rw);
+
 /* Does the chunk fit into a buffer, and is it what it says? */
 int svi_chunk_check(const svi_mapping *m, const sv_chunk *chunk, sv_error *err);
 

@@ -93,7 +93,11 @@ uint64_t svi_buffer_reads(const svi_mapping *m, uint32_t buffer);
  * with it, so wait a moment for it. */
 uint64_t svi_buffer_reads_settled(const svi_mapping *m, uint32_t buffer);
 
-/* Write "pid 12 (3 pins), ..." about those that pin `buffer` (or anything) into out. */
+/* Room for the names of those who hold what others wait for. */
+#define SVI_HOLDERS_BYTES 640
+
+/* Write "pid 12 (command): 3 views, ...; ..." about those that pin `buffer` into out; for SVI_ANY_BUFFER
+ * about those that pin or have reserved anything. */
 void svi_row_holders(svi_mapping *m, uint32_t buffer, char *out, size_t bytes);
 
 #endif

@@ -11,7 +11,6 @@
 #include "row.h"
 
 #define STATS_ATTEMPTS 100
-#define STATS_LOOKED_AT 4096 /* so that a look around a huge pool takes no more than milliseconds */
 
 /* relaxed: counters only, all in this file. */
 
@@ -52,10 +51,8 @@ sv_count_blocked(sv_segment *segment, uint64_t count)
     }
 }
 
-/* Counters of one slot, without a pin: the slot word is read before and after, and its stamp tells
- * whether everything between belongs to one publication. */
-static int
-stats_slot(const svi_mapping *m, uint32_t slot, bool with_pins, sv_slot_stats *out)
+int
+svi_stats_slot(const svi_mapping *m, uint32_t slot, bool with_pins, sv_slot_stats *out)
 {
     if (slot >= svi_size(m)) {
         return SV_EINDEX;
@@ -85,7 +82,7 @@ sv_slot_stats_get(const sv_segment *segment, uint32_t slot, sv_slot_stats *out)
 {
     const svi_mapping *m = svi_mapping_of(segment);
     sv_slot_stats result;
-    int status = m == NULL ? SV_ECLOSED : stats_slot(m, slot, true, &result);
+    int status = m == NULL ? SV_ECLOSED : svi_stats_slot(m, slot, true, &result);
     if (status == 0) {
         *out = result;
     }
@@ -101,7 +98,7 @@ sv_slot_stats_all(const sv_segment *segment, uint32_t count, uint64_t *reads, ui
     uint32_t done = 0;
     for (; done < count && done < size; done++) {
         sv_slot_stats one;
-        if (stats_slot(m, done, false, &one) != 0) {
+        if (svi_stats_slot(m, done, false, &one) != 0) {
             break;
         }
         if (reads != NULL) {
@@ -205,39 +202,4 @@ sv_counter_add(sv_segment *segment, sv_counter counter, uint64_t amount)
         return 0;
     }
     return svi_add_relaxed(&svi_header_at(rw)->h_counters[counter], amount);
-}
-
-int
-sv_refresh_next(sv_segment *segment, uint32_t *slot, int *unread)
-{
-    svi_mapping *m = svi_mapping_of(segment);
-    unsigned char *rw = NULL;
-    if (m == NULL) {
-        return SV_ECLOSED;
-    }
-    uint32_t size = svi_size(m);
-    int status = size == 0 ? SV_EINDEX : svi_writable(m, &rw, NULL);
-    if (status != 0) {
-        return status;
-    }
-    svi_word *cursor = &svi_header_at(rw)->h_counters[SV_COUNTER_CURSOR];
-    uint32_t limit = size < STATS_LOOKED_AT ? size : STATS_LOOKED_AT;
-    for (uint32_t looked = 0; looked < limit; looked++) {
-        sv_slot_stats one;
-        uint32_t index = (uint32_t)(svi_add_relaxed(cursor, 1) % size);
-        /* A slot that changes while we look at it is somebody else's already. */
-        status = stats_slot(m, index, false, &one);
-        if (status == SV_EFORMAT) {
-            return status;
-        }
-        if (status == 0 && one.reads != 0) {
-            *slot = index;
-            *unread = 0;
-            return 0;
-        }
-    }
-    /* One more: a full turn would end where it began, and the same slot would come again. */
-    *slot = (uint32_t)(svi_add_relaxed(cursor, 1) % size);
-    *unread = 1;
-    return 0;
 }

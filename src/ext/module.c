@@ -339,6 +339,7 @@ module_add_constants(PyObject *module)
         {"COUNTER_ZARR", SV_COUNTER_ZARR},
         {"COUNTER_TENSORSTORE", SV_COUNTER_TENSORSTORE},
         {"COUNTER_MISSING", SV_COUNTER_MISSING},
+        {"COUNTER_HELD_MS", SV_COUNTER_HELD_MS},
     };
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].value) < 0) {

@@ -260,6 +260,91 @@ reservation_publish(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     return failed ? NULL : PyLong_FromUnsignedLong(slot);
 }
 
+#define TURN_SLICE_NS UINT64_C(100000000) /* without a look at signals */
+
+/* (first, end, next), or None: all slots. */
+static int
+reservation_turn_slots(PyObject *value, sv_turn *turn)
+{
+    if (value == NULL || value == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "slots must be (first, end, next) or None, found %R", value);
+        return -1;
+    }
+    return PyArg_ParseTuple(value, "O&O&O&:slots", ext_uint32, &turn->first, ext_uint32, &turn->end,
+                            ext_uint32, &turn->next)
+               ? 0
+               : -1;
+}
+
+/* Publish where it is due. Waits without the GIL; meanwhile the reservation is over for others. */
+static int
+reservation_take_turn(ReservationObject *self, sv_turn *turn, uint32_t *slot, sv_error *err)
+{
+    uint64_t left = turn->timeout_ns;
+    int code = SV_EINUSE;
+    self->buffer->open = 0;
+    do {
+        turn->timeout_ns = left < TURN_SLICE_NS ? left : TURN_SLICE_NS;
+        left -= turn->timeout_ns;
+        Py_BEGIN_ALLOW_THREADS code = sv_publish_turn(&self->buffer->reservation, turn, slot, err);
+        Py_END_ALLOW_THREADS if (code != 0 && PyErr_CheckSignals() < 0)
+        {
+            self->buffer->open = 1;
+            return -1;
+        }
+    } while ((code == SV_EINUSE || code == SV_ETIMEDOUT) && left != 0);
+    self->buffer->open = 1;
+    if (code != 0 && code != SV_ETIMEDOUT) {
+        ext_raise(self->state, code, err);
+        return -1;
+    }
+    return code == 0;
+}
+
+static PyObject *
+reservation_publish_turn(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const ext_params params = {"publish_turn",
+                                      0,
+                                      2,
+                                      6,
+                                      {"slots", "meta", "source_index", "source_epoch", "unread",
+                                       "timeout"}};
+    ReservationObject *self = (ReservationObject *)op;
+    PyObject *values[6];
+    sv_turn turn = {.timeout_ns = 0};
+    if (ext_params_sort(&params, args, nargs, kwnames, values) < 0 ||
+        reservation_turn_slots(values[0], &turn) < 0 ||
+        (values[5] != NULL && !ext_timeout(values[5], &turn.timeout_ns)) ||
+        reservation_require_open(self) < 0 || reservation_require_process(self) < 0) {
+        return NULL;
+    }
+    int unread = values[4] == NULL ? 0 : PyObject_IsTrue(values[4]);
+    if (unread < 0) {
+        return NULL;
+    }
+    turn.unread = (uint32_t)unread;
+    sv_error err;
+    ext_error_clear(&err);
+    uint32_t slot = 0;
+    int done;
+    EXT_BEGIN_LOCKED(op)
+    done = reservation_fill(self, values, &err) < 0
+               ? -1
+               : reservation_take_turn(self, &turn, &slot, &err);
+    if (done > 0) {
+        reservation_finish(self);
+    }
+    EXT_END_LOCKED()
+    if (done == 0) {
+        Py_RETURN_NONE;
+    }
+    return done < 0 ? NULL : PyLong_FromUnsignedLong(slot);
+}
+
 static void
 reservation_end(ReservationObject *self)
 {
@@ -321,6 +406,15 @@ static PyMethodDef reservation_methods[] = {
      "arrays taken from it are read-only; drop views that were made of it before, as their memory\n"
      "belongs to readers now. IndexError, ValueError (bad meta), OutOfMemoryError (no slot is\n"
      "empty) and RuntimeError (in a forked child) leave the reservation open and unchanged."},
+    {"publish_turn", EXT_FAST(reservation_publish_turn), METH_FASTCALL | METH_KEYWORDS,
+     "publish_turn($self, /, slots=None, meta=None, *, source_index=0, source_epoch=0,"
+     " unread=False,\n             timeout=0.0)\n--\n\n"
+     "Make the buffer the current chunk of the slot whose turn it is: the next one that has been\n"
+     "read since it was written and of which nobody has a view just now. Returns its number, or\n"
+     "None when there was none within `timeout` seconds. With unread=True it is then the next one\n"
+     "without a view. slots=(first, end, next) chooses among a part of the slots, beginning at\n"
+     "first + next. InUseError when views are held of all of them and no other buffer is free.\n"
+     "Otherwise as publish()."},
     {"cancel", reservation_cancel, METH_NOARGS,
      "cancel($self, /)\n--\n\n"
      "Give the buffer back unused; after publish() or cancel() this does nothing.\n\n"

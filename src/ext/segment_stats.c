@@ -236,12 +236,13 @@ segment_refresh_next(PyObject *op, PyObject *Py_UNUSED(ignored))
 static PyObject *
 rows_entry(const sv_row_info *row)
 {
-    return Py_BuildValue("{sIsNsNsisKsKsKsKsN}", "row", row->row, "live",
+    return Py_BuildValue("{sIsNsNsisKsKsKsKsKsN}", "row", row->row, "live",
                          PyBool_FromLong(row->live != 0), "owner", PyBool_FromLong(row->owner != 0),
                          "pid", (int)row->pid, "start_time", (unsigned long long)row->start_time,
                          "attached_ns", (unsigned long long)row->attached_ns, "pins",
                          (unsigned long long)row->pins, "claims", (unsigned long long)row->claims,
-                         "command", PyUnicode_DecodeFSDefault(row->command));
+                         "oldest_ns", (unsigned long long)row->oldest_ns, "command",
+                         PyUnicode_DecodeFSDefault(row->command));
 }
 
 static PyObject *

@@ -501,12 +501,14 @@ def test_rows_describe_this_process(name: str) -> None:
         views = [vector.get(0), vector.get(1)]
         (row,) = vector.rows()
         assert sorted(row) == sorted(
-            "row live owner pid start_time attached_ns pins claims command".split()
+            "row live owner pid start_time attached_ns pins claims oldest_ns command".split()
         )
         assert (row["pid"], row["live"], row["pins"]) == (os.getpid(), True, 2)
         assert abs(row["attached_ns"] / 1e9 - time.time()) < 60
+        assert row["oldest_ns"] == views[0].base.published_ns
         assert vector.recover() == 0
         del views
+        assert vector.rows()[0]["oldest_ns"] == 0
 
 
 def test_list_segments_tells_what_is_there(name: str) -> None:

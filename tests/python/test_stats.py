@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +36,9 @@ INTS = {
 }
 
 
+NOW = 1_800_000_000_000_000_000
+
+
 class Counters:
     """The part of SharedVector that collect_stats reads, with known numbers."""
 
@@ -59,6 +64,16 @@ class Counters:
     def last_reads(self) -> np.ndarray:
         return np.array([2, 0, 0, 0, 0, 2, 0, 0, 1], np.uint64)
 
+    def rows(self) -> list[dict[str, Any]]:
+        now = NOW
+        seconds = 1_000_000_000
+        holder = {"pid": 12, "command": "python train.py ", "attached_ns": now - 90 * seconds}
+        return [
+            {**holder, "pins": 6, "oldest_ns": now - 40 * seconds},
+            {**holder, "pid": 13, "pins": 0, "oldest_ns": 0},
+            {**holder, "pid": 14, "pins": 1, "oldest_ns": now + 40 * seconds},
+        ]
+
     def read_samples(self) -> np.ndarray:
         return np.array([0, 0, 0, 7, 1, 1, 2, 4, 5, 0], np.uint32)
 
@@ -74,7 +89,7 @@ def vector() -> Iterator[SharedVector]:
 
 def test_known_counters_give_known_figures() -> None:
     stats = collect_stats(Counters())  # type: ignore[arg-type]
-    assert dataclasses.asdict(stats) == pytest.approx(
+    assert stats.as_dict("") == pytest.approx(
         {
             "replace_events": 66,
             "blocked_replaces": 1,
@@ -101,7 +116,16 @@ def test_known_counters_give_known_figures() -> None:
             "sources_failed": 100 + _core.COUNTER_ERRORS,
             "sources_empty": 100 + _core.COUNTER_EMPTY,
             "restarts": 100 + _core.COUNTER_RESTARTS,
+            "waiting_for_views": (100 + _core.COUNTER_HELD_MS) / 1000,
         }
+    )
+
+
+def test_who_holds_views_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: NOW)
+    assert collect_stats(Counters()).held_by == (  # type: ignore[arg-type]
+        "pid 12 (python train.py): 6 views, the oldest of a chunk from 40 s ago; attached for 90 s",
+        "pid 14 (python train.py): 1 view, the oldest of a chunk from 0 s ago; attached for 90 s",
     )
 
 
@@ -112,7 +136,7 @@ def test_types_are_plain_python() -> None:
 
 def test_as_dict_prefixes_every_field_in_order() -> None:
     stats = collect_stats(Counters())  # type: ignore[arg-type]
-    names = [field.name for field in dataclasses.fields(PoolStats)]
+    names = [field.name for field in dataclasses.fields(PoolStats) if field.name != "held_by"]
     assert list(stats.as_dict()) == [f"sharedvector/{name}" for name in names]
     assert list(stats.as_dict("")) == names
 

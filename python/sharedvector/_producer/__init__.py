@@ -4,7 +4,7 @@ Promises: a worker or supervisor that dies is started again. When the owner dies
 Nothing imports NumPy before the first worker process has been started.
 Uses: `_coordination`, `loaders`, the segment.
 Tests: ``test_supervisor.py``, ``test_worker.py``, ``test_producer.py``, ``test_store.py``,
-``test_order.py``, ``test_events.py``, ``test_crashes.py``.
+``test_order.py``, ``test_events.py``, ``test_held_views.py``, ``test_crashes.py``.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from sharedvector._producer.view_watch import ViewWatch
     from sharedvector.vector import SharedVector
 
 _TICK = 1.0  # seconds between two rounds when nothing happens
@@ -113,6 +114,7 @@ class Supervisor:
         self._places[0].pid = first_pid
         self._verdict = Verdict(job.source_size, job.slot_count, job.num_producers)
         self._vector: SharedVector | None = None
+        self._view_watch: ViewWatch | None = None
         self._log_set_up = False
         began = time.monotonic()
         self._head_start_ends = began + _HEAD_START
@@ -159,6 +161,7 @@ class Supervisor:
                 break
             if self._vector is not None or time.monotonic() >= self._look_from:
                 self._recover()
+                self._watch_views()
                 filled = len(self._pool())
                 if filled < self._job.slot_count:
                     fatal = self._verdict.fatal(filled, time.monotonic())
@@ -287,6 +290,13 @@ class Supervisor:
         self._next_recover = now + _RECOVER_EVERY
         with contextlib.suppress(OSError, RuntimeError):
             self._pool().recover()
+
+    def _watch_views(self) -> None:
+        if self._view_watch is None:
+            from sharedvector._producer.view_watch import ViewWatch
+
+            self._view_watch = ViewWatch(self._pool(), self.log)
+        self._view_watch.look()
 
     # -- events
 

@@ -6,6 +6,7 @@ wait for each other in a circle, a worker waits for a buffer only while it holds
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -16,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from sharedvector import _core
+from sharedvector._producer.view_watch import ViewWatch
 from sharedvector.vector import InUseError, OutOfMemoryError, SharedVector
 from sharedvector.vector import MemoryError as TooLargeError
 
+logger = logging.getLogger("sharedvector")
+
 BRAKE = 10  # pauses between two replacements while nobody reads, for all workers together
-_WRITE_TIMEOUT = 1.0  # seconds to wait for a free buffer before it counts as blocked
-_LOOK_AGAIN = 0.1  # sleep of the brake before it looks for readers again
-_LOOK_SHARE = 20  # that sleep is at least so many times what the look takes (many slots)
+_WRITE_TIMEOUT = 1.0  # seconds to wait for a free buffer, or for views, that count as blocked
+_LOOK_AGAIN = 0.1  # longest wait for a slot without a look whether it is told to stop
 _OWN_REFERENCES = 2  # to a reservation's array that nobody else has: its own, and that of the look
 
 
@@ -32,6 +35,30 @@ class Stopped(BaseException):
 
 class ChunkRefusedError(ValueError):
     """The pool's settings rule a chunk out: its dtype or its size."""
+
+
+class Held:
+    """Counts the time that a worker waits because views are held of everything.
+
+    Args:
+        vector: the pool.
+        watch: told of it, where nobody else looks.
+    """
+
+    def __init__(self, vector: SharedVector, watch: ViewWatch | None) -> None:
+        self._vector = vector
+        self._watch = watch
+        self._uncounted = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Add to the time; each whole second is one blocked replacement."""
+        self._vector.counter_add(_core.COUNTER_HELD_MS, max(1, round(seconds * 1000)))
+        self._uncounted += seconds
+        if self._uncounted >= _WRITE_TIMEOUT:
+            self._uncounted -= _WRITE_TIMEOUT
+            self._vector.count_blocked()
+        if self._watch is not None:
+            self._watch.look()
 
 
 class Store:
@@ -46,6 +73,7 @@ class Store:
 
     Attributes:
         written: chunks stored so far.
+        held: counts what this worker waits for views.
     """
 
     def __init__(
@@ -64,20 +92,41 @@ class Store:
         self._slots = slots
         self._turn = 0
         self._last_write = time.monotonic()
+        # A worker with slots of its own has no supervisor that would tell who holds views.
+        watch = None if slots is None else ViewWatch(vector, lambda: logger)
+        self.held = Held(vector, watch)
 
     def publish(self, reservation: _core.Reservation, meta: Any, source: int, epoch: int) -> bool:
-        """Make a filled buffer current; False when told to stop before that."""
+        """Make a filled buffer current; False when told to stop before that.
+
+        While slots are empty it goes into the next of them. Then it replaces the next chunk that
+        was read and that nobody holds a view of; after the brake one that was not read.
+        """
         while not self.stop():
-            slot = None
-            if not self._filling():
-                slot = self._next_slot()
-                if slot is None:
-                    break
+            if self._filling():
+                try:
+                    reservation.publish(None, meta, source_index=source, source_epoch=epoch)
+                except OutOfMemoryError:
+                    continue  # another worker has filled the last slot
+                return self._wrote()
+            now = time.monotonic()
+            left = self._last_write + self._brake - now
             try:
-                reservation.publish(slot, meta, source_index=source, source_epoch=epoch)
-            except OutOfMemoryError:
-                continue  # another worker has filled the last slot
-            return self._wrote()
+                slot = reservation.publish_turn(
+                    self._range(),
+                    meta,
+                    source_index=source,
+                    source_epoch=epoch,
+                    unread=left <= 0,
+                    timeout=min(left, _LOOK_AGAIN) if left > 0 else _LOOK_AGAIN,
+                )
+            except InUseError:
+                self.held.waited(time.monotonic() - now)
+                continue
+            if slot is not None:
+                if self._slots is not None:
+                    self._turn = slot + 1 - self._slots.start
+                return self._wrote()
         return False
 
     def copy(
@@ -88,45 +137,15 @@ class Store:
         Raises:
             InUseError: no buffer is free, and not ``patient``.
         """
-        while self._filling():
-            if self.stop():
-                return False
-            try:
-                self.vector.append(
-                    data,
-                    meta,
-                    timeout=_WRITE_TIMEOUT if patient else 0.0,
-                    source_index=source,
-                    source_epoch=epoch,
-                )
-            except OutOfMemoryError:
-                break
-            except InUseError:
-                # Other workers hold the last free buffers; soon these are slots.
-                if not patient:
-                    raise
-                continue
-            return self._wrote()
-        slot = self._next_slot()
-        while slot is not None and not self.stop():
-            try:
-                self.vector.replace(
-                    slot,
-                    data,
-                    meta,
-                    refuse=False,
-                    timeout=_WRITE_TIMEOUT if patient else 0.0,
-                    source_index=source,
-                    source_epoch=epoch,
-                )
-            except InUseError:
-                if not patient:
-                    raise
-                # Readers hold every spare buffer: the chunk waits for the first that comes back.
-                self.vector.count_blocked()
-                continue
-            return self._wrote()
-        return False
+        try:
+            reservation = self.reserve(data.shape, patient=patient)
+        except Stopped:
+            return False
+        if reservation is None:
+            raise InUseError("no buffer is free")
+        with reservation:
+            _core.move(reservation.array, data, 0)
+            return self.publish(reservation, meta, source, epoch)
 
     def reserve(self, shape: Any, *, patient: bool) -> _core.Reservation | None:
         """Take a free buffer for an array of this shape; None when none is and not ``patient``.
@@ -143,9 +162,10 @@ class Store:
                 if not patient:
                     return None
                 # Other workers may hold the spare buffers for as long as nobody reads: that alone
-                # blocks nothing.
-                if any(row["pins"] for row in self.vector.rows()):
-                    self.vector.count_blocked()
+                # blocks nothing, and who waits with a chunk for views tells of them.
+                rows = self.vector.rows()
+                if any(row["pins"] for row in rows) and not any(row["claims"] for row in rows):
+                    self.held.waited(_WRITE_TIMEOUT)
             except (TooLargeError, ValueError) as error:
                 raise ChunkRefusedError(
                     f"{error}; make chunks smaller or chunk_size larger"
@@ -160,44 +180,9 @@ class Store:
     def _filling(self) -> bool:
         return len(self.vector) < self._slot_count
 
-    def _next_slot(self) -> int | None:
-        """The slot to refresh, after the brake if nothing was read; None when told to stop."""
-        released = self._last_write + self._brake
-        while not self.stop():
-            began = time.monotonic()
-            slot = self._read_slot()
-            now = time.monotonic()
-            if slot is not None:
-                return slot
-            if now >= released:
-                return self._idle_slot()
-            time.sleep(min(released - now, max(_LOOK_AGAIN, _LOOK_SHARE * (now - began))))
-        return None
-
-    def _read_slot(self) -> int | None:
-        """A slot whose chunk has been read; None when there is none (among the next few)."""
-        if self._slots is None:
-            slot, unread = self.vector.refresh_next()
-            return None if unread else slot
-        slot = self._slots[self._turn % self._filled(self._slots)]
-        if not self.vector.get_chunk_read_count(slot):
-            return None
-        self._turn += 1
-        return slot
-
-    def _idle_slot(self) -> int:
-        """The next slot of the round that goes on while nothing is read."""
-        if self._slots is None:
-            # A round of its own, of all workers: each look for what was read moves the other one,
-            # by steps that may leave slots out for ever.
-            return self.vector.counter_add(_core.COUNTER_IDLE) % len(self.vector)
-        slot = self._slots[self._turn % self._filled(self._slots)]
-        self._turn += 1
-        return slot
-
-    def _filled(self, slots: range) -> int:
-        """How many slots of a range can be refreshed."""
-        return max(1, min(len(self.vector), slots.stop) - slots.start)
+    def _range(self) -> tuple[int, int, int] | None:
+        """The slots of this worker alone, as ``publish_turn`` takes them."""
+        return None if self._slots is None else (self._slots.start, self._slots.stop, self._turn)
 
 
 class Landing:

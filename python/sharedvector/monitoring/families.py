@@ -46,6 +46,7 @@ _POOL_COUNTERS = {
     "sources_failed": "sources that could not be loaded or stored",
     "sources_empty": "sources that gave no chunk",
     "restarts": "producer workers and supervisors started again",
+    "waiting_for_views": "seconds that producer workers have waited for views to be dropped",
 }
 _POOL_GAUGES = {
     "reads_at_replace_max": "most reads that a replaced chunk had got",

@@ -183,8 +183,11 @@ write_once(const job *me, sv_segment *segment, uint64_t random)
         uint32_t taken = 0;
         status = sv_publish_next(&reservation, &taken, NULL);
         svi_add_seq(FAILED, status == 0 && taken != slot);
-    } else {
+    } else if (random % 2 == 0) {
         status = sv_publish(&reservation, slot, NULL);
+    } else {
+        sv_turn turn = {.first = slot, .end = slot + 1, .unread = 1, .timeout_ns = VERB_LIMIT_NS};
+        status = sv_publish_turn(&reservation, &turn, &slot, NULL);
     }
     end_verb(me);
     svi_add_seq(FAILED, status != 0);

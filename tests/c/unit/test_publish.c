@@ -288,8 +288,9 @@ a_pinned_buffer_is_never_taken(void)
         EQ(world_publish(segment, 0, 50 + i), 0);
     }
     EQ(sv_reserve(segment, 0, &reservation, &err), SV_EINUSE);
-    (void)snprintf(wanted, sizeof wanted, "pid %ld (2 pins)", (long)getpid());
+    (void)snprintf(wanted, sizeof wanted, "pid %ld (", (long)getpid());
     HAS(err.message, wanted);
+    HAS(err.message, "): 2 views");
     sv_unpin(&views[0]);
     EQ(sv_reserve(segment, 0, &reservation, &err), 0);
     EQ(reservation.buffer_, 0);
@@ -471,8 +472,9 @@ replace_refuses_while_a_view_is_alive(void)
     EQ(sv_pin(segment, 1, &view), 0);
     EQ(sv_replace(segment, 1, &chunk, SECOND, &err), SV_EINUSE);
     HAS(err.message, "slot 1");
-    (void)snprintf(wanted, sizeof wanted, "pid %ld (1 pin)", (long)getpid());
+    (void)snprintf(wanted, sizeof wanted, "pid %ld (", (long)getpid());
     HAS(err.message, wanted);
+    HAS(err.message, "): 1 view");
     EQ(sv_replace(segment, 1, &chunk, SECOND, NULL), SV_EINUSE);
     sv_stats_get(segment, &stats);
     EQ(stats.blocked_replaces, 2);
