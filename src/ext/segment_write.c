@@ -193,22 +193,6 @@ segment_append_slot(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
 
 /* ---- replace ------------------------------------------------------------------------------- */
 
-/* sv_replace() gives back what the dead hold, refuses with the holders' names and counts that. */
-static int
-replace_pinned(SegmentObject *self, sv_segment *handle, uint32_t slot, const sv_chunk *chunk)
-{
-    sv_error err;
-    ext_error_clear(&err);
-    int code;
-    Py_BEGIN_ALLOW_THREADS code = sv_replace(handle, slot, chunk, 0, &err);
-    Py_END_ALLOW_THREADS if (code != 0)
-    {
-        ext_raise(self->state, code, &err);
-        return -1;
-    }
-    return 0;
-}
-
 /* Is a view of the slot's current chunk alive somewhere? -1 with an exception. */
 static int
 replace_is_pinned(SegmentObject *self, sv_segment *handle, uint32_t slot)
@@ -220,6 +204,26 @@ replace_is_pinned(SegmentObject *self, sv_segment *handle, uint32_t slot)
         return -1;
     }
     return stats.pins > 0;
+}
+
+/* sv_replace() gives back what the dead hold, refuses with the holders' names and counts that. When the
+ * views are gone by then but no buffer is free, it is a matter of waiting for one. */
+static int
+replace_pinned(SegmentObject *self, sv_segment *handle, const write_request *request,
+               uint64_t timeout_ns, uint32_t slot)
+{
+    sv_error err;
+    ext_error_clear(&err);
+    int code;
+    Py_BEGIN_ALLOW_THREADS code = sv_replace(handle, slot, &request->chunk, 0, &err);
+    Py_END_ALLOW_THREADS int pinned = code == SV_EINUSE ? replace_is_pinned(self, handle, slot) : 1;
+    if (pinned == 0) {
+        return write_publish(self, handle, request, timeout_ns, &slot);
+    }
+    if (code != 0 && pinned > 0) {
+        ext_raise(self->state, code, &err);
+    }
+    return code != 0 ? -1 : 0;
 }
 
 static int
@@ -238,7 +242,7 @@ replace_run(SegmentObject *self, sv_segment *handle, PyObject *const *values)
     if (refuse < 0 || pinned < 0) {
         return -1;
     }
-    return pinned ? replace_pinned(self, handle, slot, &request.chunk)
+    return pinned ? replace_pinned(self, handle, &request, timeout_ns, slot)
                   : write_publish(self, handle, &request, timeout_ns, &slot);
 }
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from core_support import in_child
 
-from sharedvector import _core
+from sharedvector import InUseError, SharedVector, _core
+from sharedvector._core import Reservation
 
 
 @pytest.fixture
@@ -60,3 +65,44 @@ def test_who_waits_for_a_creator_keeps_no_thread_from_running(
             return
         sweep(directory)
     raise failures[0]
+
+
+def test_replace_waits_for_a_buffer_when_the_view_that_refused_is_gone(directory: Path) -> None:
+    """The view goes while replace() looks at it without the interpreter's lock, for some
+    milliseconds; when the other thread comes too late for that, it is a refusal: once more."""
+    vector = SharedVector(
+        "gone", 64, slot_count=1, spare_buffers=1, dtype="uint8", directory=directory
+    )
+    array = np.ones(8, np.uint8)
+    vector.append(array)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100.0)  # the other thread runs as soon as replace() lets it, not before
+    try:
+        for _ in range(200):
+            view = [vector.get(0)]
+            reservation = vector.reserve(8)  # the only free buffer
+            go = threading.Event()
+
+            def let_go(
+                view: list[Any] = view, go: threading.Event = go, taken: Reservation = reservation
+            ) -> None:
+                go.wait()
+                view.clear()
+                time.sleep(0.1)
+                taken.cancel()
+
+            thread = threading.Thread(target=let_go)
+            thread.start()
+            go.set()
+            try:
+                vector.replace(0, array, timeout=60)
+                break
+            except InUseError as error:
+                assert "slot 0" in str(error)  # not: no free buffer
+            finally:
+                thread.join()
+        else:
+            raise AssertionError("the view was never gone in time")
+    finally:
+        sys.setswitchinterval(interval)
+    vector.close()
