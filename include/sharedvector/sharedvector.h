@@ -807,7 +807,8 @@ SV_API uint64_t sv_memory_free(const char **limit, uint64_t *group_limit);
  * with the first broken one in err. */
 SV_API SV_MUST_CHECK int sv_check(sv_segment *segment, sv_error *err);
 
-/* Copy like memcpy, with streaming stores and several threads (0: chosen) for large blocks. */
+/* Copy like memcpy, large blocks with several threads (0: chosen). The copy stays in the cache, as
+ * far as there is room, for the caller who reads it next. */
 SV_API void sv_copy(void *destination, const void *source, size_t size_bytes, uint32_t threads);
 
 /*

@@ -24,6 +24,7 @@
 #define COPY_PAGE 4096
 #define COPY_THREAD_BYTES (UINT64_C(4) << 20) /* at least so much for each further thread */
 #define COPY_PARTS_PER_THREAD 4
+#define COPY_PIECE (128 << 10)
 
 /* ---- streaming stores ---------------------------------------------------------------------- */
 
@@ -197,9 +198,12 @@ svi_copy_parallel(void *to, const void *from, size_t bytes, bool stream, uint32_
     svi_parallel(threads, parts, copy_run_part, &work);
 }
 
+/* Who copies out of a pool reads the copy next: it stays in the cache. libc has streaming stores of
+ * its own for large blocks, so that it is given small ones. */
 void
 sv_copy(void *destination, const void *source, size_t size_bytes, uint32_t threads)
 {
-    svi_copy_parallel(destination, source, size_bytes, svi_copy_streams(size_bytes, 0),
-                      svi_parallel_threads(threads, size_bytes, COPY_THREAD_BYTES));
+    copy_work work = {destination, source, size_bytes, COPY_PIECE, false};
+    svi_parallel(svi_parallel_threads(threads, size_bytes, COPY_THREAD_BYTES),
+                 (size_bytes + COPY_PIECE - 1) / COPY_PIECE, copy_run_part, &work);
 }

@@ -299,9 +299,9 @@ static PyMethodDef module_methods[] = {
      "no map. ValueError for an offset below 0 or a size below 1."},
     {"copy", EXT_FAST(module_copy), KEYWORDS,
      "copy($module, /, destination, source, threads=0)\n--\n\n"
-     "Copy the bytes of one C-contiguous array to another, with streaming stores and, where "
-     "large,\n"
-     "several threads (0: chosen). ValueError when sizes differ or the arrays overlap."},
+     "Copy the bytes of one C-contiguous array to another, where large with several threads (0:\n"
+     "chosen). The copy stays in the cache, for the caller who reads it next.\n\n"
+     "ValueError when sizes differ or the arrays overlap."},
     {"move", EXT_FAST(module_move), KEYWORDS,
      "move($module, /, destination, source, threads=1)\n--\n\n"
      "Copy a strided array into another of the same shape, in one pass.\n\n"
