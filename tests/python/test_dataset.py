@@ -708,8 +708,8 @@ def test_chunks_of_different_shapes(name: str, fill: Fill) -> None:
 def test_shape_that_changes_meanwhile(name: str, fill: Fill) -> None:
     vector = fill(chunks())
     data = dataset(name, 4)
-    attached = data._attached
-    assert attached is not None
+    reader = data._attached
+    assert reader is not None
 
     class Late:
         """Another shape arrives between the look at the shapes and the copy."""
@@ -717,9 +717,9 @@ def test_shape_that_changes_meanwhile(name: str, fill: Fill) -> None:
         def __getattr__(self, attribute: str) -> Any:
             if attribute == "gather_with_meta":
                 vector.replace(2, np.full((5,), 9, np.float32))
-            return getattr(attached.vector, attribute)
+            return getattr(reached, attribute)
 
-    data._attached = attached._replace(vector=Late())  # type: ignore[arg-type]
+    reached, reader.vector = reader.vector, Late()  # type: ignore[assignment]
     items = data.__getitems__([0, 1, 2, 3])
     assert [tuple(item["data"].shape[1:]) for item in items] == [(2, 3, 4)] * 2 + [(5,), (2, 3, 4)]
     assert [item["data"].unique().tolist() for item in items] == [[0], [1], [9], [3]]
@@ -761,6 +761,173 @@ def test_items_pin_nothing(name: str) -> None:
         assert [vector.get_chunk_ref_count(slot) for slot in range(4)] == [0] * 4
         assert [int(item["data"].unique()) for item in kept[-4:]] == [18] * 4
         assert [int(item["data"].unique()) for item in kept[:4]] == [0, 1, 2, 3]
+
+
+class ReplaceItsSlot:
+    """A transform that replaces the chunk which its item was made of: that must not be pinned."""
+
+    def __init__(self, vector: SharedVector) -> None:
+        self.vector = vector
+        self.slot = 0
+
+    def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
+        self.vector.replace(self.slot, np.full((2, 3, 4), 9, np.float32))
+        return item
+
+
+@pytest.mark.parametrize("small_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("options", [{}, {"crop": (1, 2, 3)}, {"dtype": "float64"}])
+def test_nothing_is_pinned_while_transforms_run(
+    name: str,
+    fill: Fill,
+    monkeypatch: pytest.MonkeyPatch,
+    small_bytes: int,
+    options: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", small_bytes)
+    replace = ReplaceItsSlot(fill(chunks()))
+    data = dataset(name, 4, transforms=[replace], **options)
+    for replace.slot in range(4):
+        assert data[replace.slot]["data"].unique().tolist() == [replace.slot]
+        assert data.__getitems__([replace.slot])[0]["data"].unique().tolist() == [9]
+
+
+# ---- crops and conversions ---------------------------------------------------------------------
+
+
+def ramp(shape: tuple[int, ...], dtype: Any = np.int32) -> np.ndarray[Any, Any]:
+    return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+
+
+def place_of(item: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Where a crop of `ramp` was cut out; it is compared with what it should be."""
+    origin = np.unravel_index(int(item.flatten()[0]), shape)
+    part = tuple(slice(o, o + n) for o, n in zip(origin, item.shape[1:], strict=True))
+    assert np.array_equal(item[0].numpy(), ramp(shape)[part])
+    return tuple(map(int, origin))
+
+
+@pytest.mark.parametrize("small_bytes", [1, 1 << 20])
+def test_crops(name: str, fill: Fill, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
+    monkeypatch.setattr(batch_memory, "SMALL_BYTES", small_bytes)
+    shapes = [(3, 4, 5), (2, 6, 4), (2, 3, 4)]
+    vector = fill([ramp(shape) for shape in shapes], [[k] for k in range(3)], dtype="int32")
+    data = dataset(name, 3, crop=(2, 3, 4))
+    torch.manual_seed(0)
+    for slot, shape in enumerate(shapes):
+        items = [data[slot] for _ in range(50)] + data.__getitems__([slot] * 50)
+        assert all(item["spacing"].tolist() == [slot] for item in items)
+        assert all(item["data"].shape == (1, 2, 3, 4) for item in items)
+        places = {place_of(item["data"], shape) for item in items}
+        assert len(places) == (shape[0] - 1) * (shape[1] - 2) * (shape[2] - 3)  # each was hit
+    assert vector.read_counts().tolist() == [100] * 3
+
+
+def test_crops_of_a_batch_are_the_batch(name: str, fill: Fill, stacked: list[int]) -> None:
+    shapes = [(4, 6, 8), (2, 6, 4), (5, 9, 7), (3, 4, 5)]
+    fill([ramp(shape) for shape in shapes], dtype="int32")
+    (batch,) = batches(dataset(name, 4, crop=(2, 3, 4)))
+    assert batch["data"].shape == (4, 1, 2, 3, 4) and not stacked
+    for item, shape in zip(batch["data"], shapes, strict=True):
+        place_of(item, shape)
+
+
+def test_crops_follow_torchs_seed(name: str, fill: Fill) -> None:
+    fill([ramp((9, 10, 11))] * 4, dtype="int32")
+    data = dataset(name, 4, crop=(1, 1, 1), flip=[0])
+
+    def epochs(seed: int) -> list[list[float]]:
+        torch.manual_seed(seed)
+        return [values(batch) for _ in range(2) for batch in batches(data)]
+
+    first = epochs(3)
+    assert first[0] != first[1]
+    assert epochs(3) == first and epochs(4) != first
+
+
+def test_crops_differ_in_each_worker_and_epoch(name: str, fill: Fill) -> None:
+    fill([ramp((9, 10, 11))] * 4, dtype="int32")
+    data = dataset(name, 4, crop=(1, 1, 1))
+    loader = DataLoader(data, 1, sampler=[0] * 8, num_workers=2, multiprocessing_context="fork")
+    drawn = [tuple(values(batch)[0] for batch in loader) for _ in range(2)]
+    assert drawn[0] != drawn[1]
+    for epoch in drawn:  # batches come from the workers in turn
+        assert epoch[0::2] != epoch[1::2]
+
+
+def test_dtype_scale_offset_flip(name: str, fill: Fill) -> None:
+    fill([ramp((2, 3), np.int16)] * 4, dtype="int16")
+    data = dataset(name, 4, dtype=torch.float32, scale=0.5, offset=-3, flip=[0, -1])
+    base = ramp((2, 3))
+    wanted = {tuple(a.flatten()) for a in (base, base[::-1], base[:, ::-1], base[::-1, ::-1])}
+    seen = set()
+    for item in [data[k % 4] for k in range(60)] + data.__getitems__([0] * 60):
+        assert item["data"].dtype == torch.float32
+        seen.add(tuple(((item["data"] + 3) * 2).flatten().tolist()))
+    assert seen == wanted
+
+
+def test_big_endian_pools_are_cropped(name: str, fill: Fill) -> None:
+    fill([ramp((4, 5), ">i4")] * 2, dtype=">i4")
+    place_of(dataset(name, 2, crop=(2, 2))[0]["data"], (4, 5))
+
+
+def test_a_shape_that_changes_is_converted_as_it_is(name: str, fill: Fill) -> None:
+    vector = fill(chunks())
+    data = dataset(name, 4, dtype="float64")
+    reader = data._attached
+    assert reader is not None
+    shape_of = reader.shape_of
+
+    def late(slots: Any) -> Any:
+        found = shape_of(slots)
+        if vector.write_counts()[2] == 1:
+            vector.replace(2, np.full((5,), 9, np.float32))
+        return found
+
+    reader.shape_of = late  # type: ignore[method-assign]
+    assert data[2]["data"].tolist() == [[9.0] * 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        (
+            {"crop": (3, 3, 4)},
+            ValueError,
+            r"crop should fit into the chunks.*\(2, 3, 4\) in slot 0",
+        ),
+        ({"crop": (1, 1)}, ValueError, "crop should have one length per dimension"),
+        ({"crop": (1, 0, 1)}, ValueError, "crop should be 1 or more, got 0"),
+        ({"crop": 3}, TypeError, "crop should be a sequence of lengths, got 3"),
+        ({"crop": (1, 1, 1), "flip": [3]}, ValueError, "flip should name dimensions"),
+        ({"flip": [-4]}, ValueError, "flip should name dimensions"),
+        ({"dtype": "int16", "scale": 2}, ValueError, "scale and offset need a floating dtype"),
+        ({"dtype": "float64", "scale": float("nan")}, ValueError, "scale should be a finite"),
+        ({"dtype": "complex64"}, TypeError, "dtype, scale and offset should suit pool"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_at_once(
+    name: str, fill: Fill, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    fill(chunks())
+    with pytest.raises(error, match=said):
+        dataset(name, 4, **options)
+
+
+def test_a_crop_that_does_not_fit_a_later_chunk(name: str, fill: Fill) -> None:
+    fill([ramp((4, 4)), ramp((2, 4))], dtype="int32")
+    data = dataset(name, 2, crop=(3, 3))
+    place_of(data[0]["data"], (4, 4))
+    for read in (lambda: data[1], lambda: data.__getitems__([0, 1])):
+        with pytest.raises(ValueError, match="crop"):
+            read()
+
+
+def test_pickled_copies_crop(name: str, fill: Fill) -> None:
+    fill([ramp((4, 4))] * 2, dtype="int32")
+    copy = pickle.loads(pickle.dumps(dataset(name, 2, crop=(3, 3))))
+    place_of(copy[1]["data"], (4, 4))
 
 
 def test_without_torch_internals_batches_are_stacked(name: str, fill: Fill) -> None:

@@ -481,7 +481,7 @@ def test_pickled_copy(fill: Fill) -> None:
     loader = PoolLoader(fill(chunks()), 4, seed=1)
     next(iter(loader))
     copy = pickle.loads(pickle.dumps(loader))
-    assert copy._vector is None
+    assert copy._reader is None
     assert [slots(batch) for batch in copy] == [slots(batch) for batch in loader]
 
 
@@ -515,3 +515,13 @@ def test_missing_torch_is_said() -> None:
             print(error)
     """)
     assert status == 0 and "sharedvector[torch]" in out
+
+
+def test_the_thread_is_like_its_maker(fill: Fill) -> None:
+    def tell(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "grad": torch.is_grad_enabled()}
+
+    loader = PoolLoader(fill(chunks()), 4, transforms=[tell])
+    with torch.no_grad():
+        assert [batch["grad"] for batch in loader] == [False] * 3
+    assert [batch["grad"] for batch in loader] == [True] * 3

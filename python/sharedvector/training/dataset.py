@@ -6,12 +6,11 @@ import operator
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharedvector import _core
 from sharedvector._common import seconds
 from sharedvector._coordination import PoolPaths, wait_and_look
 from sharedvector.stats import PoolStats, collect_stats
@@ -25,20 +24,17 @@ except ModuleNotFoundError as _error:
         raise
     raise ImportError("SharedMemoryDataset needs: pip install 'sharedvector[torch]'") from _error
 
-from sharedvector.training import batch_memory
 from sharedvector.training.batch_memory import (
     BatchMemory,
-    Layout,
     as_transforms,
-    bytes_of,
     check_meta_key,
     shared_tensor,
 )
 from sharedvector.training.collate import Batch
+from sharedvector.training.reading import Reader, ReadOptions
 
 if TYPE_CHECKING:
     from sharedvector._pool import PoolHandle
-    from sharedvector.vector import SharedVector
 
 __all__ = ["SharedMemoryDataset", "Transform"]
 
@@ -51,7 +47,12 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
     Item ``i`` is ``{"data": tensor}``, of shape (1, ...) with the chunk's shape behind the 1, and
     ``meta_key: float32 tensor`` of shape (n,) when the chunk has metadata; both belong to the same
     chunk, also when it is replaced meanwhile. Tensors are copies in native byte order: changing
-    them changes nobody else's data, and nothing stays pinned.
+    them changes nobody else's data, and no chunk is pinned when the transforms run.
+
+    With ``crop``, ``flip``, ``dtype``, ``scale`` or ``offset`` chunks are cut, mirrored and
+    converted while they are copied, as `PoolLoader` does it: only what is cut out is copied. The
+    places and mirrorings are drawn from torch's default generator, as transforms draw: a
+    DataLoader seeds it anew in each worker and epoch, and ``torch.manual_seed`` repeats them.
 
     A DataLoader with a batch size reads a batch at once (`__getitems__`): its chunks are copied
     side by side into the memory of the batch, each once and pinned while it is copied, so that a
@@ -74,14 +75,20 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         meta_key: key of the metadata in the item.
         strict: ready means that the present owner has said so; otherwise filled slots are enough.
         lock_dir: directory of the coordination files; None as in `ensure_pool`.
+        crop: shape to cut out of each chunk, at a random place of its own, one length per
+            dimension of the chunk; chunks may then differ in shape. None: whole chunks.
+        dtype: of the tensors (NumPy's or torch's); None: the pool's in native byte order.
+        scale: factor for the values; needs a floating ``dtype``.
+        offset: added to the scaled values; needs a floating ``dtype``.
+        flip: dimensions of the chunk to reverse at random, each with probability 1/2 per item.
 
     Raises:
         TimeoutError: not ready in time; the message has the last reason.
         PoolStalledError: the pool is filled, but its living owner has given its producer up.
-        ValueError: a bad name, time, ``slot_count`` or ``meta_key``, or a pool dtype that torch
-            does not have.
-        TypeError: ``slot_count`` is no integer, ``transforms`` is no sequence, or one of them
-            cannot be called.
+        ValueError: a bad name, time, ``slot_count`` or ``meta_key``, a dtype that torch does not
+            have, or a ``crop``, ``flip``, ``scale`` or ``offset`` that does not suit the chunks.
+        TypeError: ``slot_count`` is no integer, ``transforms`` is no sequence, one of them cannot
+            be called, an argument is no number, or the pool's dtype cannot become ``dtype``.
     """
 
     def __init__(
@@ -94,6 +101,12 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         meta_key: str = "spacing",
         strict: bool = True,
         lock_dir: Path | str | None = None,
+        *,
+        crop: Sequence[int] | None = None,
+        dtype: Any = None,
+        scale: float | None = None,
+        offset: float | None = None,
+        flip: Sequence[int] = (),
     ) -> None:
         slot_count = operator.index(slot_count)
         if slot_count < 0:
@@ -106,8 +119,9 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         self._transforms = as_transforms(transforms, "an item")
         self._meta_key = meta_key
         self._strict = strict
+        self._options = ReadOptions.of(crop, dtype, scale, offset, flip)
         self._memory = BatchMemory(keep=2)
-        self._attached: _Attached | None = self._attach(self._ready_timeout)
+        self._attached: Reader | None = self._attach(self._ready_timeout)
 
     @classmethod
     def from_pool(cls, handle: PoolHandle, **kwargs: Any) -> SharedMemoryDataset:
@@ -140,18 +154,15 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
 
         Raises:
             IndexError: the pool has no such slot.
+            ValueError: its chunk is smaller than ``crop``, or of fewer dimensions.
             PoolStalledError: nobody refreshes the pool any more; the message has the reason.
             TimeoutError: (first item of an unpickled copy) the pool is not ready.
         """
-        vector, layout = self._usable()
-        chunk, meta = vector.get_with_meta(self._slot(index))
-        if chunk.nbytes < batch_memory.SMALL_BYTES:
-            return self._item(layout.copy(chunk).unsqueeze(0), meta)
-        data = self._memory.tensor((1, *chunk.shape), layout.torch_dtype)
-        out = bytes_of(data).view(chunk.dtype).reshape(chunk.shape)
-        _core.copy(out, chunk)
-        layout.make_native(out)
-        return self._item(data, meta)
+        slot, reader = self._slot(index), self._usable()
+        if reader.is_plain:
+            return self._item(*reader.copy(slot, self._memory.tensor))
+        whole, (meta,) = reader.gather_one(slot, self._memory.tensor, _draw)
+        return self._item(whole[0], meta)
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
         """Copy the current chunks of several slots out: as ``[dataset[i] for i in indices]``.
@@ -161,22 +172,18 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         """
         if type(self).__getitem__ is not SharedMemoryDataset.__getitem__:
             return [self[index] for index in indices]  # a subclass has items of its own
-        vector, layout = self._usable()
-        slots = [self._slot(index) for index in indices]
-        shapes = {vector.get_chunk_shape(slot) for slot in slots}
-        if len(shapes) != 1:
+        slots, reader = [self._slot(index) for index in indices], self._usable()
+        shape = reader.shape_of(slots)
+        if shape is None:
             return [self[slot] for slot in slots]
         make = self._memory.tensor if get_worker_info() is None else shared_tensor
-        whole = make((len(slots), 1, *shapes.pop()), layout.torch_dtype)
-        out = bytes_of(whole).view(vector.numpy_dtype).reshape((len(slots), *whole.shape[2:]))
         try:
-            _, metas = vector.gather_with_meta(slots, out=out)
+            whole, metas = reader.gather(slots, shape, make, _draw)
         except ValueError:  # a chunk of another shape has come meanwhile
             return [self[slot] for slot in slots]
-        layout.make_native(out)
         return [
             self._item(tensor, meta)
-            for tensor, meta in zip(Batch(whole).items(layout.native), metas, strict=True)
+            for tensor, meta in zip(Batch(whole).items(reader.layout.native), metas, strict=True)
         ]
 
     def stats(self) -> PoolStats:
@@ -197,7 +204,7 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
         """Return everything but the attachment."""
         return {**self.__dict__, "_attached": None}
 
-    def _usable(self) -> _Attached:
+    def _usable(self) -> Reader:
         attached = self._attached
         if attached is None:
             attached = self._attached = self._attach(self._ready_timeout)
@@ -224,16 +231,16 @@ class SharedMemoryDataset(Dataset[dict[str, Any]]):
             item = transform(item)
         return item
 
-    def _attach(self, timeout: float) -> _Attached:
+    def _attach(self, timeout: float) -> Reader:
         deadline = time.monotonic() + timeout
         found = wait_and_look(
             self._paths, self._slot_count, deadline, self._poll_interval, self._strict
         )
         vector = found.vector  # the one that was ready: the name may lead elsewhere by now
         assert vector is not None
-        return _Attached(vector, Layout.of(vector.numpy_dtype, self.name))
+        return Reader(vector, self.name, self._options, 0)
 
 
-class _Attached(NamedTuple):
-    vector: SharedVector
-    layout: Layout
+def _draw(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Random numbers of torch's default generator, which a DataLoader seeds in each worker."""
+    return torch.rand(shape, dtype=torch.float64, device="cpu").numpy()

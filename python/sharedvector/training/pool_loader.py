@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sharedvector._common import integer
-from sharedvector.dtypes import as_dtype
 from sharedvector.stats import PoolStats, collect_stats
 from sharedvector.training.prefetch import feed
 from sharedvector.training.sampling import Sampling, check_sampling, draws, rank_of, slots_of
@@ -25,18 +23,13 @@ except ModuleNotFoundError as _error:
         raise
     raise ImportError("PoolLoader needs: pip install 'sharedvector[torch]'") from _error
 
-from sharedvector.training.batch_memory import (
-    BatchMemory,
-    Layout,
-    as_transforms,
-    bytes_of,
-    check_meta_key,
-)
+from sharedvector.training.batch_memory import BatchMemory, as_transforms, check_meta_key
+from sharedvector.training.reading import Reader, ReadOptions
+from sharedvector.training.thread_state import like_this_thread
 
 if TYPE_CHECKING:
     from sharedvector._pool import PoolHandle
     from sharedvector.training.dataset import Transform
-    from sharedvector.vector import SharedVector
 
 __all__ = ["PoolLoader"]
 
@@ -116,7 +109,6 @@ class PoolLoader:
         check_sampling(sampling)
         self._handle = handle
         self._batch_size = integer("batch_size", batch_size, 1)
-        self._crop = None if crop is None else _integers("crop", crop, "lengths", 1)
         self._sampling = sampling
         self._rank, world_size = rank_of(rank, world_size)
         if world_size > handle.slot_count:
@@ -129,15 +121,13 @@ class PoolLoader:
         self._seed = secrets.randbits(64) if seed is None else integer("seed", seed, 0)
         self._prefetch = integer("prefetch", prefetch, 1)
         self._transforms = as_transforms(transforms, "a batch")
-        self._dtype = _numpy_dtype(dtype)
-        self._flip = _integers("flip", flip, "dimensions")
+        self._options = ReadOptions.of(crop, dtype, scale, offset, flip)
+        check_meta_key(meta_key)
         self._meta_key = meta_key
-        self._scale = _finite("scale", scale)
-        self._offset = _finite("offset", offset)
         self._epoch = 0
         self._memory = BatchMemory(self._prefetch + 2, pinned=_can_pin(pin_memory))
-        self._check()
-        self._vector: SharedVector | None = self._attach()
+        self._reader: Reader | None = None
+        self._attached()
 
     @property
     def name(self) -> str:
@@ -162,15 +152,15 @@ class PoolLoader:
         """
         maker = _Maker(self, self._epoch)
         self._epoch += 1
-        return feed(maker, self._steps, self._prefetch)
+        return feed(maker, self._steps, self._prefetch, like_this_thread())
 
     def stats(self) -> PoolStats:
         """Return the pool's statistics, as `collect_stats` does."""
-        return collect_stats(self._attached())
+        return collect_stats(self._attached().vector)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but the attachment."""
-        return {**self.__dict__, "_vector": None}
+        return {**self.__dict__, "_reader": None}
 
     def _count_steps(self, steps: int | None, slots_of_each: int) -> int:
         if self._sampling == "least_read" and self._batch_size > slots_of_each:
@@ -187,54 +177,11 @@ class PoolLoader:
             )
         return slots_of_each // self._batch_size
 
-    def _check(self) -> None:
-        check_meta_key(self._meta_key)
-        if self._crop is not None:
-            _check_flip(self._flip, len(self._crop))
-
-    def _attach(self) -> SharedVector:
-        vector = self._handle.attach()
-        self._out_dtype = vector.numpy_dtype if self._dtype is None else self._dtype
-        self._layout = Layout.of(self._out_dtype, self.name)
-        scaled = self._scale is not None or self._offset is not None
-        if scaled and not self._layout.torch_dtype.is_floating_point:
-            raise ValueError(
-                f"scale and offset need a floating dtype, got {self._out_dtype}; pass "
-                "dtype='float32'"
-            )
-        self._check_fit(vector)
-        return vector
-
-    def _check_fit(self, vector: SharedVector) -> None:
-        """Refuse now what would fail at the first batch. No chunk is read."""
-        try:
-            nothing = ([0], [1])
-            vector.gather([], None, nothing, self._dtype, self._scale, self._offset)
-        except TypeError as error:
-            raise TypeError(
-                f"dtype, scale and offset should suit pool {self.name!r}: {error}"
-            ) from error
-        slot = int(self._slots[0])
-        if slot >= len(vector):
-            return
-        shape = vector.get_chunk_shape(slot)
-        crop = shape if self._crop is None else self._crop
-        if len(crop) != len(shape):
-            raise ValueError(
-                f"crop should have one length per dimension of a chunk, got {crop} for the chunk "
-                f"of shape {shape} in slot {slot}"
-            )
-        if any(length > there for length, there in zip(crop, shape, strict=True)):
-            raise ValueError(
-                f"crop should fit into the chunks, got {crop} for the chunk of shape {shape} in "
-                f"slot {slot}"
-            )
-        _check_flip(self._flip, len(shape))
-
-    def _attached(self) -> SharedVector:
-        if self._vector is None:
-            self._vector = self._attach()
-        return self._vector
+    def _attached(self) -> Reader:
+        if self._reader is None:
+            vector = self._handle.attach()
+            self._reader = Reader(vector, self.name, self._options, int(self._slots[0]))
+        return self._reader
 
 
 class _Maker:
@@ -242,37 +189,32 @@ class _Maker:
 
     def __init__(self, loader: PoolLoader, epoch: int) -> None:
         self._loader = loader
-        self._vector = loader._attached()
+        self._reader = loader._attached()
         self._rng = np.random.default_rng([loader._seed, epoch, loader._rank])
         self._draws = draws(
             loader._sampling,
             loader._slots,
             loader._batch_size,
             self._rng,
-            self._vector.read_counts,
+            self._reader.vector.read_counts,
         )
 
     def __call__(self) -> dict[str, Any]:
-        loader, vector = self._loader, self._vector
-        if vector.retired:
+        loader, reader = self._loader, self._reader
+        if reader.vector.retired:
             raise PoolStalledError(
-                f"pool {loader.name!r} is not refreshed any more: {vector.retired_reason}; start a "
-                "new one with ensure_pool and make the loader anew"
+                f"pool {loader.name!r} is not refreshed any more: {reader.vector.retired_reason}; "
+                "start a new one with ensure_pool and make the loader anew"
             )
         slots = next(self._draws)
-        shape = loader._crop
-        if shape is None:
-            shape = vector.get_chunk_shape(int(slots[0]))
-        data = loader._memory.tensor((len(slots), 1, *shape), loader._layout.torch_dtype)
-        out = bytes_of(data).view(loader._out_dtype).reshape((len(slots), *shape))
-        options = self._options(len(slots), len(shape))
+        shape = reader.shape_of(slots[:1])
+        assert shape is not None
         try:
-            _, metas = vector.gather_with_meta(slots, out=out, **options)
+            data, metas = reader.gather(slots, shape, loader._memory.tensor, self._rng.random)
         except ValueError as error:
-            if loader._crop is None:
+            if loader._options.crop is None:
                 error.add_note("chunks that differ in shape need crop=")
             raise
-        loader._layout.make_native(out)
         batch: dict[str, Any] = {"data": data}
         meta = _stack_metas(slots, metas)
         if meta.size:
@@ -280,22 +222,6 @@ class _Maker:
         for transform in loader._transforms:
             batch = transform(batch)
         return batch
-
-    def _options(self, count: int, ndim: int) -> dict[str, Any]:
-        loader = self._loader
-        options: dict[str, Any] = {
-            "dtype": loader._dtype,
-            "scale": loader._scale,
-            "offset": loader._offset,
-        }
-        if loader._crop is not None:
-            options["crop"] = (self._rng.random((count, ndim)), loader._crop)
-        if loader._flip:
-            _check_flip(loader._flip, ndim)
-            flips = np.zeros((count, ndim), np.bool_)
-            flips[:, loader._flip] = self._rng.random((count, len(loader._flip))) < 0.5
-            options["flip"] = flips
-        return options
 
 
 def _stack_metas(slots: NDArray[Any], metas: list[NDArray[np.float64]]) -> NDArray[np.float32]:
@@ -307,37 +233,6 @@ def _stack_metas(slots: NDArray[Any], metas: list[NDArray[np.float64]]) -> NDArr
                 "chunks of a batch need the same number"
             )
     return np.array(metas, np.float32)
-
-
-def _integers(
-    what: str, values: Iterable[SupportsIndex], of: str, least: int | None = None
-) -> tuple[int, ...]:
-    try:
-        found = tuple(values)
-    except TypeError:
-        raise TypeError(f"{what} should be a sequence of {of}, got {values!r}") from None
-    return tuple(integer(what, value, least) for value in found)
-
-
-def _finite(what: str, value: float | None) -> float | None:
-    try:
-        finite = value is None or math.isfinite(value)
-    except TypeError:
-        raise TypeError(f"{what} should be a number, got {value!r}") from None
-    if not finite:
-        raise ValueError(f"{what} should be a finite number, got {value}")
-    return value
-
-
-def _check_flip(flip: tuple[int, ...], ndim: int) -> None:
-    if not all(-ndim <= axis < ndim for axis in flip):
-        raise ValueError(f"flip should name dimensions of a chunk, which has {ndim}, got {flip}")
-
-
-def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
-    if dtype is None:
-        return None
-    return as_dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
 
 
 def _can_pin(wanted: bool) -> bool:

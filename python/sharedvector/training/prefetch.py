@@ -18,8 +18,12 @@ _LOOK_SECONDS = 1.0  # between two looks whether the other side is still there
 _EXIT_SECONDS = 10.0  # for the thread to end when the interpreter does
 
 
-def feed(make: Callable[[], T], count: int, depth: int) -> Iterator[T]:
+def feed(
+    make: Callable[[], T], count: int, depth: int, prepare: Callable[[], object] | None = None
+) -> Iterator[T]:
     """Yield what ``count`` calls of ``make`` return, made by a thread at most ``depth`` ahead.
+
+    The thread calls ``prepare`` first.
 
     The thread starts with the first ``next`` and ends with the iterator: when it is exhausted,
     closed, dropped, or when the interpreter exits. What ``make`` raises ends the iterator at once,
@@ -28,7 +32,7 @@ def feed(make: Callable[[], T], count: int, depth: int) -> Iterator[T]:
     Raises:
         RuntimeError: used in a forked child, which has no such thread.
     """
-    state: _Feed[T] = _Feed(make, count, depth)
+    state: _Feed[T] = _Feed(make, count, depth, prepare)
     try:
         state.start()  # an interrupt here must end the thread, too
         while state.wait_for_one():
@@ -38,8 +42,15 @@ def feed(make: Callable[[], T], count: int, depth: int) -> Iterator[T]:
 
 
 class _Feed(Generic[T]):
-    def __init__(self, make: Callable[[], T], count: int, depth: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[], T],
+        count: int,
+        depth: int,
+        prepare: Callable[[], object] | None,
+    ) -> None:
         self._make = make
+        self._prepare = prepare
         self._count = count
         self._depth = depth
         self._pid = os.getpid()
@@ -101,6 +112,8 @@ class _Feed(Generic[T]):
 
     def _run(self) -> None:
         try:
+            if self._prepare is not None:
+                self._prepare()
             for _ in range(self._count):
                 if not self._wait_for_room():
                     return
