@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sharedvector.training.sampling import Sampling, check_sampling, draws, rank_of, slots_of
+from sharedvector.training.sampling import Sampling, check_sampling, draws, slots_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -73,58 +72,3 @@ def test_ranks_share_all_slots(world_size: int) -> None:
     parts = [slots_of(rank, world_size, 16).tolist() for rank in range(world_size)]
     assert sorted(itertools.chain(*parts)) == list(range(16))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_rank_from_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert rank_of(None, None) == (0, 1)
-    assert rank_of(2, 3) == (2, 3)
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert rank_of(None, None) == (5, 8)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 6)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 9)
-    assert rank_of(None, None) == (6, 9)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert rank_of(None, None) == (1, 4)
-    assert rank_of(0, 2) == (0, 2)
-
-
-@pytest.mark.parametrize("prefix", ["LOCAL_", ""])
-@pytest.mark.parametrize("given", ["RANK", "WORLD_SIZE"])
-def test_half_of_a_rank_is_not_the_only_one(
-    monkeypatch: pytest.MonkeyPatch, prefix: str, given: str
-) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(prefix + given, "1")
-    (missing,) = {"RANK", "WORLD_SIZE"} - {given}
-    with pytest.raises(ValueError, match=f"^{prefix}{given} is set and {prefix}{missing} is not"):
-        rank_of(None, None)
-    assert rank_of(1, 2) == (1, 2)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 6)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 9)
-    assert rank_of(None, None) == (6, 9)
-
-
-def test_a_variable_that_is_no_integer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
-    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE should be an integer, got 'two'"):
-        rank_of(None, None)
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
-def test_ranks_that_do_not_fit(rank: int | None, world_size: int | None) -> None:
-    with pytest.raises(ValueError, match="rank"):
-        rank_of(rank, world_size)
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(0.5, 2), (0, 2.0), ("0", "2")])
-def test_ranks_that_are_no_integers(rank: Any, world_size: Any) -> None:
-    with pytest.raises(TypeError, match="integer"):
-        rank_of(rank, world_size)

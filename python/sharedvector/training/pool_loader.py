@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from sharedvector._common import integer
 from sharedvector.stats import PoolStats, collect_stats
 from sharedvector.training.prefetch import feed
-from sharedvector.training.sampling import Sampling, check_sampling, draws, rank_of, slots_of
+from sharedvector.training.ranks import rank_of
+from sharedvector.training.sampling import Sampling, check_sampling, draws, slots_of
 from sharedvector.vector import PoolStalledError
 
 try:
@@ -63,8 +64,9 @@ class PoolLoader:
             each slot once before one comes again. "least_read": those whose chunks have been read
             least since they were written.
         steps: batches of an epoch; None: as many as the slots of a rank fill.
-        rank: of this process among those that share the pool; None, with ``world_size``: from
-            LOCAL_RANK and LOCAL_WORLD_SIZE, else torch.distributed, else RANK and WORLD_SIZE.
+        rank: of this process among those that share the pool; None, with ``world_size``: from the
+            variables of its launcher (torchrun, Ray Train, Accelerate, DeepSpeed, Open MPI, MPICH,
+            Intel MPI, MVAPICH, Slurm), else torch.distributed, else RANK and WORLD_SIZE.
         world_size: how many processes share the pool.
         seed: a number from 0 on; None: another one each time.
         pin_memory: put batches into page-locked memory, from which ``.to(device,

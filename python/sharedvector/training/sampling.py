@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharedvector._common import integer
-
-__all__ = ["Sampling", "check_sampling", "draws", "rank_of", "slots_of"]
+__all__ = ["Sampling", "check_sampling", "draws", "slots_of"]
 
 Sampling = Literal["uniform", "permutation", "least_read"]
 
 Slots = NDArray[np.int64]
 Counts = Callable[[], NDArray[Any]]
-
-_LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_WORLD = ("RANK", "WORLD_SIZE")
 
 
 def check_sampling(sampling: str) -> None:
@@ -27,62 +21,6 @@ def check_sampling(sampling: str) -> None:
     if sampling not in get_args(Sampling):
         wanted = ", ".join(map(repr, get_args(Sampling)))
         raise ValueError(f"sampling should be one of {wanted}, got {sampling!r}")
-
-
-def rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """This process's place among those that share the pool, and how many they are.
-
-    What is not given comes from LOCAL_RANK and LOCAL_WORLD_SIZE (a pool belongs to one node), else
-    from torch.distributed, else from RANK and WORLD_SIZE; without any of them: 0 of 1.
-
-    Raises:
-        ValueError: only one of the two is given or set, they do not fit, or a variable is no
-            integer.
-        TypeError: one is no integer.
-    """
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"rank and world_size go together, got {rank} and {world_size}")
-    if rank is None or world_size is None:
-        rank, world_size = _rank_around()
-    rank, world_size = integer("rank", rank), integer("world_size", world_size)
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank should be from 0 to world_size - 1, got {rank} of {world_size}")
-    return rank, world_size
-
-
-def _rank_around() -> tuple[int, int]:
-    import torch.distributed
-
-    local = _rank_from_environment(_LOCAL)
-    if local is not None:
-        return local
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    world = _rank_from_environment(_WORLD)
-    if world is not None:
-        return world
-    for names in (_LOCAL, _WORLD):
-        found = [name for name in names if name in os.environ]
-        if found:  # one alone: all processes would take themselves for the only one
-            (missing,) = set(names) - set(found)
-            raise ValueError(
-                f"{found[0]} is set and {missing} is not: set it, or pass rank= and world_size="
-            )
-    return 0, 1
-
-
-def _rank_from_environment(names: tuple[str, str]) -> tuple[int, int] | None:
-    if not all(name in os.environ for name in names):
-        return None
-    rank, world_size = map(_variable, names)
-    return rank, world_size
-
-
-def _variable(name: str) -> int:
-    try:
-        return int(os.environ[name])
-    except ValueError:
-        raise ValueError(f"{name} should be an integer, got {os.environ[name]!r}") from None
 
 
 def slots_of(rank: int, world_size: int, slot_count: int) -> Slots:
