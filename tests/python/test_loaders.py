@@ -286,23 +286,134 @@ def test_damaged_volume_is_named(database: Path) -> None:
     (database / "a" / "zarr.json").unlink()
     with pytest.raises((OSError, ValueError), match=str(database / "a")):
         loader(0)
-    zarr.create_array(database / "scalar", shape=(), dtype="int16")
-    with pytest.raises(ValueError, match="scalar"):
-        ZarrLoader(database, 0)(1)
+    loader = ZarrLoader(database, 2)
+    zarr.create_array(database / "b", shape=(8, 3), dtype="int16", overwrite=True)
+    with pytest.raises(ValueError, match=r"b cannot be read.*3 axes, this has shape \(8, 3\)"):
+        loader(0)
 
 
-def test_other_ranks_and_dtypes(tmp_path: Path) -> None:
+def test_other_dtypes(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr", reason="zarr is not installed")
-    for shape in ((7,), (7, 3), (7, 2, 2, 2)):
-        array = zarr.create_array(tmp_path / f"d{len(shape)}", shape=shape, dtype="uint8")
-        array[...] = 200
+    array = zarr.create_array(tmp_path / "a", shape=(7, 3, 2), dtype="uint8")
+    array[...] = 200
     for dtype in ("uint8", "int8", ">i2", "float16", "complex64", "bool"):
-        for source, tail in enumerate([(), (3,), (2, 2, 2)]):
-            chunks = ZarrLoader(tmp_path, 3, dtype=dtype)(source)
-            assert [c.data.shape for c in chunks] == [(3, *tail)] * 2
-            value = {"int8": 127, "bool": True}.get(dtype, 200)
-            assert all(c.data.dtype == np.dtype(dtype) for c in chunks)
-            assert all((c.data == value).all() for c in chunks)
+        chunks = ZarrLoader(tmp_path, 3, dtype=dtype)(0)
+        assert [c.data.shape for c in chunks] == [(3, 3, 2)] * 2
+        value = {"int8": 127, "bool": True}.get(dtype, 200)
+        assert all(c.data.dtype == np.dtype(dtype) for c in chunks)
+        assert all((c.data == value).all() for c in chunks)
+
+
+def test_arrays_of_other_axes_are_named_and_left_out(
+    database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import zarr
+
+    shapes = {"channels": (2, 4, 4, 4), "plane": (4, 4), "scalar": ()}
+    for name, shape in shapes.items():
+        zarr.create_array(database / name, shape=shape, dtype="int16")
+        zarr.create_array(tmp_path / "others" / name, shape=shape, dtype="int16")
+    assert len(ZarrLoader(database, 2)) == 2
+    (told,) = [line for line in own(caplog) if "axes" in line]
+    assert all(f"{name} (shape {shape})" in told for name, shape in shapes.items())
+    with pytest.raises(FileNotFoundError, match=r"of 3 axes.*channels \(shape \(2, 4, 4, 4\)\)"):
+        ZarrLoader(tmp_path / "others", 2)
+
+
+def test_volumes_without_voxels_are_named(database: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import zarr
+
+    zarr.create_array(database / "hollow", shape=(4, 0, 4), dtype="int16")
+    zarr.create_array(database / "nothing", shape=(0, 4, 4), dtype="int16")
+    assert len(ZarrLoader(database, 0)) == 4
+    (told,) = own(caplog)
+    assert "hollow (shape (4, 0, 4)), nothing (shape (0, 4, 4))" in told
+
+
+@pytest.mark.parametrize("engine", ["direct", "zarr"])
+@pytest.mark.parametrize("step", [0, 2])
+def test_fractions_that_are_cut_off_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str, step: int
+) -> None:
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    values = np.linspace(0, 1, 5 * 4 * 3, dtype=np.float32).reshape(5, 4, 3)
+    volumes = {
+        "background": np.zeros_like(values),
+        "labels": np.floor(values * 5),
+        "hounsfield": values * 4000 - 1000.5,
+        "normalised": values,
+        "other": values - 0.5,
+    }
+    for name, volume in volumes.items():
+        zarr.create_array(tmp_path / name, data=volume, chunks=(2, 4, 3))
+    loader = ZarrLoader(tmp_path, step, engine=engine)
+    for source in (0, 1, 2, 0, 1, 2):
+        loader(source)
+    assert not own(caplog)
+    for source in (3, 4, 3, 4):
+        loader(source)
+    (told,) = own(caplog)
+    assert f"{tmp_path / 'normalised'}: its float32 values from 0 to 1 lose" in told
+    assert "dtype='float32'" in told
+    caplog.clear()
+    whole = ZarrLoader(tmp_path, step, dtype="float32", engine=engine)
+    assert np.array_equal(np.sort(whole(3)[0].data.ravel())[0], 0) and not own(caplog)
+
+
+def test_fractions_of_numpy_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    np.save(tmp_path / "a.npy", np.array([np.nan, 0.25, 0.75, np.inf]))
+    np.save(tmp_path / "b.npy", np.array([0.25, 0.75]))
+    np.save(tmp_path / "c.npy", np.array([-0.25, 0.75], np.float16))
+    loader = NumpyLoader(tmp_path, dtype="int16")
+    loader(0)  # infinity becomes 32767: there is more than a few levels
+    assert not own(caplog)
+    for source in (1, 1, 2):
+        loader(source)
+    (told,) = own(caplog)
+    assert f"{tmp_path / 'b.npy'}: its float64 values from 0.25 to 0.75 lose" in told
+
+
+def test_numpy_sources_that_are_left_out_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "b.npy").symlink_to("/mnt/unmounted/b.npy")
+    (tmp_path / "c.npy").symlink_to(tmp_path / "c.npy")
+    (tmp_path / "d.npy").mkdir()
+    os.mkfifo(tmp_path / "e.npy")
+    (tmp_path / "notes.txt").touch()
+    assert len(NumpyLoader(tmp_path)) == 1
+    (told,) = own(caplog)
+    assert "4 of 5 entries" in told and "notes" not in told
+    for part in (
+        "b.npy (a link to /mnt/unmounted/b.npy, where nothing is)",
+        "c.npy (a link that leads to itself)",
+        "d.npy (a directory)",
+        "e.npy (a pipe or a device)",
+    ):
+        assert part in told
+    (tmp_path / "a.npy").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no file under .*, only b.npy \(a link to /mnt"):
+        NumpyLoader(tmp_path)
+
+
+def test_directories_that_cannot_be_listed_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("open", "shut"):
+        (tmp_path / part).mkdir()
+        np.save(tmp_path / part / "a.npy", np.zeros(3))
+    scandir = os.scandir
+
+    def refuse(path: Any = ".") -> Any:  # the tests may run as root, who may read everything
+        if Path(os.fspath(path)).name == "shut":
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert len(NumpyLoader(tmp_path, "**/*.npy")) == 1
+    (told,) = own(caplog)
+    assert f"{tmp_path / 'shut'} (a directory: Permission denied)" in told
 
 
 def test_pickle_is_small_and_works_elsewhere(
@@ -464,7 +575,7 @@ def test_the_engine_is_told_once(database: Path, caplog: pytest.LogCaptureFixtur
     import zarr
 
     big = zarr.codecs.BytesCodec(endian="big")
-    array = zarr.create_array(database / "c", shape=(4, 4), dtype="int16", serializer=big)
+    array = zarr.create_array(database / "c", shape=(4, 4, 1), dtype="int16", serializer=big)
     array[...] = 1
     loader = ZarrLoader(database, 2)
     with caplog.at_level(logging.INFO):

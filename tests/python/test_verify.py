@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,21 @@ def database(tmp_path: Path) -> Path:
 def test_a_good_database(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify_main([str(database)]) == 0
     assert capsys.readouterr().out == "4 volumes, 32 chunks: 0 damaged, 0 missing\n"
+
+
+def test_volumes_that_are_lost_are_problems(
+    database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (database / "linked").symlink_to("/mnt/unmounted/linked")
+    assert verify_main([str(database)]) == 1
+    said = capsys.readouterr()
+    assert "damaged: linked: a link to /mnt/unmounted/linked, where nothing is\n" in said.out
+    assert "4 volumes, 32 chunks: 1 damaged, 0 missing\n" in said.out
+    for path in database.iterdir():
+        if not path.is_symlink():
+            shutil.rmtree(path)
+    assert verify_main([str(database)]) == 1
+    assert "0 volumes, 0 chunks: 1 damaged" in capsys.readouterr().out
 
 
 def test_what_is_damaged_is_named(database: Path, capsys: pytest.CaptureFixture[str]) -> None:

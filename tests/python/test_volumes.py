@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from sharedvector.loaders.volumes import as_path, as_root, is_local, shorten
-from sharedvector.loaders.zarr.discovery import find_volumes, survey
+from sharedvector.loaders.zarr.discovery import Skipped, _consolidated, find_volumes, survey
 
 ARRAY: dict[str, Any] = {"zarr_format": 3, "node_type": "array", "shape": [2, 2]}
 
@@ -76,9 +77,9 @@ def test_find_volumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert volumes["a"] == {"zarr_format": 2, "shape": [3], "attributes": {"spacing": [1]}}
     assert volumes["b"] == ARRAY
     (record,) = [record for record in caplog.records if record.name == "sharedvector"]
-    assert "6 directories are not counted" in record.message
+    assert "6 of 9 entries are not counted" in record.message
     found = survey(tmp_path)
-    reasons = {name: why for name, why in found.items() if isinstance(why, str)}
+    reasons = {name: value.why for name, value in found.items() if isinstance(value, Skipped)}
     assert reasons.pop("broken").startswith("unreadable metadata: ")
     assert reasons == {
         "": "no zarr.json",
@@ -95,6 +96,63 @@ def test_unreadable_metadata(tmp_path: Path) -> None:
     (tmp_path / "b" / "zarr.json").mkdir(parents=True)
     assert list(find_volumes(tmp_path)) == ["a"]
     assert "Is a directory" in str(survey(tmp_path)["b"])
+
+
+def test_links_sockets_and_the_like_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "elsewhere" / "there", zarr=ARRAY)
+    db = tmp_path / "db"
+    db.mkdir()
+    (db / "gone").symlink_to("/mnt/unmounted/gone")
+    with pytest.raises(
+        FileNotFoundError, match=r"found only gone \(a link to /mnt/unmounted/gone,"
+    ):
+        find_volumes(db)
+    (db / "circle").symlink_to(db / "circle")
+    (db / "linked").symlink_to(tmp_path / "elsewhere" / "there")
+    (db / "file").symlink_to(tmp_path / "nothing")
+    (tmp_path / "nothing").touch()
+    os.mkfifo(db / "pipe")
+    stat = Path.stat
+
+    def stale(path: Path, **kwargs: Any) -> os.stat_result:
+        if path.name == "stale":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return stat(path, **kwargs)
+
+    (db / "stale").mkdir()
+    monkeypatch.setattr(Path, "stat", stale)
+    assert list(find_volumes(db)) == ["linked"]
+    (record,) = caplog.records
+    assert "4 of 5 entries are not counted" in record.message
+    found = survey(db)
+    assert {
+        name: value for name, value in found.items() if isinstance(value, Skipped) and name
+    } == {
+        "gone": Skipped("a link to /mnt/unmounted/gone, where nothing is", lost=True),
+        "circle": Skipped("a link that leads to itself", lost=True),
+        "pipe": Skipped("a pipe or a device"),
+        "stale": Skipped("it cannot be looked at: Stale file handle", lost=True),
+    }
+
+
+def test_consolidated_metadata_of_either_format(tmp_path: Path) -> None:
+    array = {"zarr_format": 2, "shape": [4, 1, 1]}
+    members = {".zgroup": {}, "a/.zarray": array, "a/.zattrs": {"spacing": [1, 2, 3]}}
+    members |= {"group/.zgroup": {}, "group/b/.zarray": array, "c/.zarray": array}
+    own = {".zgroup": b"{}", ".zmetadata": json.dumps({"metadata": members}).encode()}
+    assert _consolidated(own) == {
+        "a": {**array, "attributes": {"spacing": [1, 2, 3]}},
+        "group": Skipped("a Zarr group, not an array"),
+        "c": {**array, "attributes": {}},
+    }
+    inline = {"metadata": {"a": ARRAY, "g": {"node_type": "group"}, "g/b": ARRAY}}
+    new = {"zarr.json": json.dumps({"consolidated_metadata": inline}).encode()}
+    assert _consolidated(new) == {"a": ARRAY, "g": Skipped("a Zarr group, not an array")}
+    for damaged in (b"{", b"[]", b"null", b'{"metadata": 3}', b'{"metadata": {"a/.zarray": 3}}'):
+        assert _consolidated({".zmetadata": damaged}) == {}
+        assert _consolidated({"zarr.json": damaged}) == {}
 
 
 def test_nothing_found(tmp_path: Path) -> None:
@@ -117,6 +175,11 @@ def test_an_array_that_has_arrays_in_it_is_a_database(tmp_path: Path) -> None:
     write(tmp_path / "v", zarr=ARRAY)
     write(tmp_path / "v" / "a", zarr=ARRAY)
     assert list(find_volumes(tmp_path / "v")) == ["a"]
+
+
+def test_shorten_is_one_line_of_bounded_length() -> None:
+    assert shorten(["a\nb", "\x1b[31m"]) == r"'a\nb', '\x1b[31m'"
+    assert len(shorten(["x" * 5000] * 100)) < 2000
 
 
 def test_shorten() -> None:

@@ -6,6 +6,7 @@ import functools
 import http.server
 import json
 import pickle
+import shutil
 import sys
 import threading
 import zipfile
@@ -23,6 +24,7 @@ from sharedvector.spacing import collect_spacings, write_spacing_manifest
 from sharedvector.verify import verify_database
 
 zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+fsspec: Any = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 VOLUME = np.arange(9 * 4 * 6, dtype=np.int16).reshape(9, 4, 6)
 
@@ -174,16 +176,71 @@ def test_http_with_tensorstore(server: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
-def test_consolidated_metadata_need_no_listing(database: Path, server: Any) -> None:
+def test_consolidated_metadata_are_read(
+    database: Path, server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
     zarr.consolidate_metadata(str(database), zarr_format=3)
-    assert (
-        "a" in json.loads((database / "zarr.json").read_text())["consolidated_metadata"]["metadata"]
-    )
+    described = json.loads((database / "zarr.json").read_text())
+    assert "a" in described["consolidated_metadata"]["metadata"]  # and b, of v2, is not
     server.asked.clear()
-    loader = ZarrLoader(server.url, 4)
-    assert server.asked == ["/db/zarr.json"]
-    check(loader, 1)
+    check(ZarrLoader(server.url, 4))
+    assert server.asked[0] == "/db/zarr.json" and "/db/a/zarr.json" not in server.asked[:4]
+    (told,) = [r.message for r in caplog.records if "consolidated metadata lack" in r.message]
+    assert "lack 1 entries that are there: b;" in told
+
+
+class Unlisted(fsspec.spec.AbstractFileSystem):  # type: ignore[misc]
+    """A server of local files that lists nothing."""
+
+    protocol = "unlisted"
+    cachable = False
+    root = Path()
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
+        return (self.root / self._strip_protocol(path).strip("/")).read_bytes()[start:end]
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        raise NotImplementedError("this server lists nothing")
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        size = (self.root / self._strip_protocol(path).strip("/")).stat().st_size
+        return {"name": path, "size": size, "type": "file"}
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_server_that_lists_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: Any
+) -> None:
+    fsspec.register_implementation("unlisted", Unlisted, clobber=True)
+    monkeypatch.setattr(Unlisted, "root", tmp_path)
+    group = zarr.create_group(tmp_path / "db", zarr_format=version)
+    for name in "ab":
+        array = group.create_array(name, data=np.full((4, 2, 2), 7, np.int16))
+        array.attrs["spacing"] = [1, 2, 3]
+    with pytest.raises(OSError, match=r"cannot be listed: .*zarr.consolidate_metadata"):
+        ZarrLoader("unlisted://db", 2)
+    zarr.consolidate_metadata(str(tmp_path / "db"), zarr_format=version)  # as the error says
+    loader = ZarrLoader("unlisted://db", 2)
+    assert len(loader) == 2 and all((c.data == 7).all() for k in range(2) for c in loader(k))
+    assert collect_spacings("unlisted://db") == {"a": [1, 2, 3], "b": [1, 2, 3]}
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_stale_list_hides_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: Any
+) -> None:
+    group = zarr.create_group(tmp_path / "db", zarr_format=version)
+    group.create_array("a", data=np.zeros((4, 2, 2), np.int16))
+    zarr.consolidate_metadata(str(tmp_path / "db"), zarr_format=version)
+    zarr.create_array(
+        tmp_path / "db" / "added", data=np.zeros((4, 2, 2), np.int16), zarr_format=version
+    )
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "db")
+    assert len(ZarrLoader(packed, 2)) == 2
+    assert "lack 1 entries that are there: added;" in caplog.text
 
 
 def test_file_urls_are_local(database: Path) -> None:
@@ -204,10 +261,14 @@ def test_open_store_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_read_metadata_files(database: Path) -> None:
-    files = read_metadata_files(database)
+    (database / "stray" / "deep").mkdir(parents=True)
+    (database / "spacing.json").touch()
+    files = read_metadata_files(database, lambda own: ())
     assert {name: sorted(content) for name, content in files.items()} == {
         "": ["zarr.json"],
         "a": ["zarr.json"],
         "b": [".zarray", ".zattrs"],
         "group": ["zarr.json"],
+        "stray": [],
     }
+    assert set(read_metadata_files(database, lambda own: {"a", "group"})) == {"", "b", "stray"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +15,9 @@ from sharedvector.dtypes import as_dtype, decode_dtype, is_extension
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
+_log = logging.getLogger("sharedvector")
+
+_FEW = 16  # levels
 _CAST_BLOCK = 1 << 16  # elements: a block and its temporary stay in the second-level cache
 
 
@@ -144,3 +150,73 @@ def _blocks(volume: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> Any:
         order="C",
         buffersize=_CAST_BLOCK,
     )
+
+
+class CutFractions:
+    """Tells, once, of a volume whose cast to integers leaves next to nothing of its values.
+
+    Floats are cut off towards zero: of values from 0 to 1 nothing but zeros is left, and nobody
+    sees that in a shape or a dtype. Each volume is looked at when it is first loaded.
+
+    Args:
+        dtype: what volumes are cast to.
+    """
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self._is_open = _integer_bounds(dtype) is not None
+        self._seen: set[str] = set()
+
+    def watch(self, name: str, dtype: np.dtype[Any]) -> Levels | None:
+        """Return what counts the levels of a volume of ``dtype``; None: there is no need."""
+        if not self._is_open or not _is_float(dtype) or name in self._seen:
+            return None
+        self._seen.add(name)
+        return Levels()
+
+    def look(self, name: str, parts: Iterable[np.ndarray[Any, Any]]) -> None:
+        """Say so in the log if a volume of few levels has fractions.
+
+        Args:
+            name: of the volume, for the message.
+            parts: its values before the cast, in any parts.
+        """
+        low, high, cut, source = math.inf, -math.inf, False, ""
+        for part in parts:
+            source = str(part.dtype)
+            values = part.astype(np.float32) if is_extension(part.dtype) else part
+            low = min(low, float(np.fmin.reduce(values, axis=None, initial=math.inf)))
+            high = max(high, float(np.fmax.reduce(values, axis=None, initial=-math.inf)))
+            cut = cut or bool(np.any((values != np.trunc(values)) & ~np.isnan(values)))
+        if cut:
+            self._is_open = False
+            _log.warning(
+                "%s: its %s values from %.6g to %.6g lose their fractions as %s, and little else "
+                "is in them; load them with dtype='float32' (a pool has the dtype of its "
+                "loader), or store them scaled",
+                name, source, low, high, self._dtype,
+            )  # fmt: skip
+
+
+class Levels:
+    """The range of integers that a cast has left."""
+
+    def __init__(self) -> None:
+        self._low: int | None = None
+        self._high: int | None = None
+
+    def add(self, array: np.ndarray[Any, Any]) -> None:
+        """Take an array of integers into account."""
+        if array.size:
+            low, high = int(array.min()), int(array.max())
+            self._low = low if self._low is None else min(self._low, low)
+            self._high = high if self._high is None else max(self._high, high)
+
+    @property
+    def few(self) -> bool:
+        """Whether there are so few levels that fractions must have mattered, if there were any."""
+        return self._low is not None and self._high is not None and self._high - self._low < _FEW
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or (is_extension(dtype) and _integer_bounds(dtype) is None)

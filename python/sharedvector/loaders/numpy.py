@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 
 import numpy as np
 
 from sharedvector.dtypes import is_extension
 from sharedvector.loaders.base import Chunk, no_meta, place_of, read_error
-from sharedvector.loaders.casting import cast_volume, resolve_numpy_dtype
-from sharedvector.loaders.volumes import as_path, check_directory
+from sharedvector.loaders.casting import CutFractions, cast_volume, resolve_numpy_dtype
+from sharedvector.loaders.volumes import as_path, check_directory, kind_of, shorten
 
 __all__ = ["NumpyLoader"]
+
+_log = logging.getLogger("sharedvector")
 
 
 class NumpyLoader:
@@ -19,7 +23,8 @@ class NumpyLoader:
 
     Args:
         directory: where the files are, a path or a ``file://`` URL.
-        pattern: which files, as for `pathlib.Path.glob`. Directories that match are left out.
+        pattern: which files, as for `pathlib.Path.glob`. What matches and is no file, such as a
+            link to nothing, is named in the log and left out.
         dtype: the dtype of the chunks; other files are cast by `cast_volume`.
 
     Raises:
@@ -31,11 +36,10 @@ class NumpyLoader:
         self, directory: Path | str, pattern: str = "*.npy", dtype: str = "float32"
     ) -> None:
         self._dtype = resolve_numpy_dtype(dtype)
+        self._fractions = CutFractions(self._dtype)
         root = as_path("directory", directory).absolute()
         check_directory(root, "arrays")
-        self._paths = [path for path in sorted(root.glob(pattern)) if path.is_file()]
-        if not self._paths:
-            raise FileNotFoundError(f"no file under {root} matches {pattern!r}")
+        self._paths = _files(root, pattern)
 
     def __len__(self) -> int:
         """Return the number of files."""
@@ -66,4 +70,41 @@ class NumpyLoader:
             data = np.ascontiguousarray(cast_volume(array, self._dtype))
         except (TypeError, ValueError) as error:
             raise read_error(path, error) from error
+        levels = self._fractions.watch(str(path), array.dtype)
+        if levels is not None:
+            levels.add(data)
+            if levels.few:
+                self._fractions.look(str(path), [array])
         return [Chunk(data, no_meta())]
+
+
+def _files(root: Path, pattern: str) -> list[Path]:
+    """The files that match; the log names what else does, and directories that hide theirs."""
+    others: list[str] = []
+    if "/" in pattern or "**" in pattern:  # glob() passes over what it may not read
+
+        def hidden(error: OSError) -> None:
+            others.append(f"{error.filename} (a directory: {error.strerror})")
+
+        for _ in os.walk(root, onerror=hidden):
+            pass
+    else:
+        os.listdir(root)
+    paths = []
+    for path in sorted(root.glob(pattern)):
+        kind, _ = kind_of(path)
+        if kind == "file":
+            paths.append(path)
+        else:
+            others.append(
+                f"{path.relative_to(root)} ({kind if kind != 'directory' else 'a directory'})"
+            )
+    if not paths:
+        only = f", only {shorten(others)}" if others else ""
+        raise FileNotFoundError(f"no file under {root} matches {pattern!r}{only}")
+    if others:
+        _log.warning(
+            "%s: %d of %d entries that %r could mean are left out: %s",
+            root, len(others), len(others) + len(paths), pattern, shorten(others),
+        )  # fmt: skip
+    return paths

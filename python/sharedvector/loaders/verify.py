@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from sharedvector.loaders.volumes import as_root, is_local
 from sharedvector.loaders.zarr import (
-    UNREADABLE,
     ChunkReader,
     Layout,
     NotDirectError,
     Scratch,
+    Skipped,
     choose_volumes,
     read_layout,
     survey,
@@ -30,11 +30,11 @@ Finding = tuple[str, str] | None  # kind and text of a problem; None: the chunk 
 
 
 class Problem(NamedTuple):
-    """What is wrong with one chunk, or with the metadata of a volume."""
+    """What is wrong with one chunk, or with a volume as a whole."""
 
     volume: str
     kind: str  # "damaged" or "missing"
-    text: str  # names the chunk
+    text: str  # names the chunk, or says what became of the volume
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def verify_database(
     root = as_root(root)
     found = survey(root)
     problems = [
-        Problem(name, "damaged", why)
-        for name, why in found.items()
-        if name and isinstance(why, str) and why.startswith(UNREADABLE)
+        Problem(name, "damaged", value.why)
+        for name, value in found.items()
+        if name and isinstance(value, Skipped) and value.lost
     ]
     volumes: Mapping[str, Any] = {}
     try:

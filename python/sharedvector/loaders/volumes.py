@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["METADATA_FILES", "as_path", "as_root", "check_directory", "is_local", "shorten"]
+__all__ = [
+    "METADATA_FILES",
+    "ROOT_FILES",
+    "as_path",
+    "as_root",
+    "check_directory",
+    "is_local",
+    "kind_of",
+    "shorten",
+]
 
 _SHOWN = 5  # names in one message
+_LONGEST = 300  # characters of one of them, with its reason
 _FILE = "file://"
 
 METADATA_FILES = ("zarr.json", ".zarray", ".zattrs", ".zgroup")  # in the order that they are read
+ROOT_FILES = ("zarr.json", ".zmetadata", *METADATA_FILES[1:])  # the second: consolidated, of v2
 
 
 def as_root(directory: Path | str) -> Path | str:
@@ -69,7 +82,31 @@ def check_directory(root: Path, content: str) -> None:
         raise FileNotFoundError(f"wanted a directory of {content}, but {root} {problem}")
 
 
+def kind_of(path: Path) -> tuple[str, bool]:
+    """Return what has a name, and whether it is lost: there is a name and nothing to read.
+
+    Links are followed. The text is "directory", "file", or says what else it is.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "a link that leads to itself", True
+        if error.errno == errno.ENOENT and path.is_symlink():
+            return f"a link to {os.readlink(path)}, where nothing is", True
+        return f"it cannot be looked at: {error.strerror}", True
+    if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
+        return ("directory" if stat.S_ISDIR(mode) else "file"), False
+    return ("a socket" if stat.S_ISSOCK(mode) else "a pipe or a device"), False
+
+
 def shorten(items: Sequence[str]) -> str:
     """Return the first few of ``items`` in one line, and how many more there are."""
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return ", ".join(items[:_SHOWN]) + more
+    return ", ".join(map(_printable, items[:_SHOWN])) + more
+
+
+def _printable(item: str) -> str:
+    """An item without line ends and the like, which names of files may have, and not too long."""
+    text = item if item.isprintable() else ascii(item)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"

@@ -11,17 +11,17 @@ from sharedvector._common import lazy_names
 
 TYPE_CHECKING = False  # importing it would take longer than all of this module
 if TYPE_CHECKING:
-    from sharedvector.loaders.zarr.discovery import UNREADABLE, choose_volumes, find_volumes, survey
+    from sharedvector.loaders.zarr.discovery import Skipped, choose_volumes, find_volumes, survey
     from sharedvector.loaders.zarr.engines import ChunkReader, Scratch, open_store, watch
     from sharedvector.loaders.zarr.loader import ZarrLoader
     from sharedvector.loaders.zarr.metadata import Layout, NotDirectError, read_layout
 
 __all__ = [
-    "UNREADABLE",
     "ChunkReader",
     "Layout",
     "NotDirectError",
     "Scratch",
+    "Skipped",
     "ZarrLoader",
     "choose_volumes",
     "find_volumes",
@@ -34,7 +34,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".discovery": "UNREADABLE choose_volumes find_volumes survey",
+        ".discovery": "Skipped choose_volumes find_volumes survey",
         ".engines": "ChunkReader Scratch open_store watch",
         ".loader": "ZarrLoader",
         ".metadata": "Layout NotDirectError read_layout",

@@ -6,24 +6,29 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sharedvector._common import integer
 from sharedvector.loaders.base import Chunk, no_meta, place_of, read_error
-from sharedvector.loaders.casting import resolve_numpy_dtype
+from sharedvector.loaders.casting import CutFractions, resolve_numpy_dtype
 from sharedvector.loaders.spacing import read_spacings
 from sharedvector.loaders.volumes import as_path, as_root, shorten
 from sharedvector.loaders.zarr.discovery import find_volumes
 from sharedvector.loaders.zarr.opener import ENGINES, Opener
-from sharedvector.loaders.zarr.slabs import Allocate, Cut
+from sharedvector.loaders.zarr.slabs import Allocate, Cut, Part
+
+if TYPE_CHECKING:
+    from sharedvector.loaders.zarr.engines import Source
 
 __all__ = ["ZarrLoader"]
 
 logger = logging.getLogger("sharedvector")
+
+_AXES = 3
 
 
 class ZarrLoader:
@@ -31,7 +36,9 @@ class ZarrLoader:
 
     A volume is read once, turned end to end along axis 0 with probability 1/2, and cut into slabs
     of ``slices_per_chunk`` along axis 0; what is left over at the end is dropped. Volumes thinner
-    than a slab are named in the log. So are groups and stray directories, which are not counted.
+    than a slab are named in the log. So is whatever else is in the directory and is no plain file:
+    links to nothing, groups, stray directories, arrays of other than three axes. They are not
+    counted.
 
     **Flips.** Every process draws from a generator of its own, made at its first call (in a forked
     child: its own first call). ``seed=None`` takes it from the operating system; an ``int`` makes
@@ -55,7 +62,8 @@ class ZarrLoader:
             `write_spacing_manifest` writes it; each chunk then carries (z, y, x), the order of the
             array's axes, as its metadata.
         dtype: dtype of the chunks; other volumes are cast by `cast_volume`: into integers they
-            are clipped, and NaN becomes 0.
+            are clipped, fractions are cut off, and NaN becomes 0. The log tells of a volume of
+            which next to nothing is left by that, such as values from 0 to 1.
         seed: see above.
         engine: "auto", "direct", "zarr" or "tensorstore"; see above.
         missing: what becomes of Zarr chunks that were never stored: "fill" gives the array's fill
@@ -95,11 +103,12 @@ class ZarrLoader:
             )
         self._dtype = resolve_numpy_dtype(dtype)
         self._root = as_root(directory)
-        volumes = find_volumes(self._root)
+        volumes = _only_3d(self._root, find_volumes(self._root))
         self._names = tuple(volumes)
         self._depths = tuple(_depth(metadata) for metadata in volumes.values())
         self._opener = Opener(self._root, self._slices, engine, missing, volumes)
-        self._warn_of_thin_volumes()
+        self._warn_of_thin_volumes(volumes)
+        self._fractions = CutFractions(self._dtype)
         self._spacings = None
         if spacing_file is not None:
             self._spacings = read_spacings(as_path("spacing_file", spacing_file), self._names)
@@ -164,11 +173,17 @@ class ZarrLoader:
             engine, source = self._opener.open(name)
             with contextlib.closing(source):
                 shape = source.shape
-                if not shape:
-                    raise ValueError("a volume should have at least one axis, this is a scalar")
+                if len(shape) != _AXES:
+                    raise ValueError(f"a volume should have {_AXES} axes, this has shape {shape}")
                 cut = Cut(shape[0], self._slices or shape[0], flip)
+                levels = self._fractions.watch(name, source.dtype)
                 for slab in cut.fill(source.read, source.rows, shape[1:], make):
+                    if levels is not None:
+                        levels.add(slab)
                     yield Chunk(slab, self._meta(source_index))
+                missing = source.missing
+                if levels is not None and levels.few:
+                    self._fractions.look(f"{self._root}{os.sep}{name}", _values(source))
         except ImportError:
             raise
         except Exception as error:
@@ -176,7 +191,7 @@ class ZarrLoader:
                 raise  # not the volume's fault
             raise read_error(f"{self._root}{os.sep}{name}", error) from error
         self.counters[engine] += 1
-        self.counters["missing_chunks"] += source.missing
+        self.counters["missing_chunks"] += missing
 
     def explain_empty(self, source_index: int) -> str:
         """Return why a volume gives no chunk, for the message about a pool that stays empty."""
@@ -186,7 +201,7 @@ class ZarrLoader:
             f"slices_per_chunk={self._slices}"
         )
 
-    def _warn_of_thin_volumes(self) -> None:
+    def _warn_of_thin_volumes(self, volumes: Mapping[str, dict[str, Any]]) -> None:
         thin = [
             f"{name} ({depth})"
             for name, depth in zip(self._names, self._depths, strict=True)
@@ -197,6 +212,16 @@ class ZarrLoader:
                 "%s: %d of %d volumes have fewer slices than slices_per_chunk=%d and give no "
                 "chunk: %s",
                 self._root, len(thin), len(self._names), self._slices, shorten(thin),
+            )  # fmt: skip
+        empty = [
+            f"{name} (shape {tuple(metadata['shape'])})"
+            for name, metadata in volumes.items()
+            if 0 in _shape(metadata)
+        ]
+        if empty:
+            logger.warning(
+                "%s: %d of %d volumes hold no voxels: %s",
+                self._root, len(empty), len(self._names), shorten(empty),
             )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
@@ -220,8 +245,43 @@ def _no_counts() -> dict[str, int]:
     return dict.fromkeys((*ENGINES, "missing_chunks"), 0)
 
 
-def _depth(metadata: dict[str, Any]) -> int | None:
-    """Slices of a volume as its zarr.json has them; None where that is damaged."""
+def _only_3d(root: Path | str, volumes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The arrays that have the axes of a volume, or may have them as their metadata are damaged."""
+    others = {
+        name: f"{name} (shape {shape})"
+        for name, shape in ((name, _shape(metadata)) for name, metadata in volumes.items())
+        if isinstance(volumes[name].get("shape"), list) and len(shape) != _AXES
+    }
+    if len(others) == len(volumes):
+        raise FileNotFoundError(
+            f"wanted Zarr arrays of {_AXES} axes (slices, rows, columns) directly under {root}, "
+            f"found only {shorten(list(others.values()))}"
+        )
+    if others:
+        logger.warning(
+            "%s: %d of %d arrays do not have the %d axes of a volume and are left out: %s",
+            root, len(others), len(volumes), _AXES, shorten(list(others.values())),
+        )  # fmt: skip
+    return {name: metadata for name, metadata in volumes.items() if name not in others}
+
+
+def _shape(metadata: dict[str, Any]) -> tuple[Any, ...]:
+    """The shape of a volume as its metadata have it; () where they are damaged."""
     shape = metadata.get("shape")
-    depth = shape[0] if isinstance(shape, list) and shape else None
+    return tuple(shape) if isinstance(shape, list) else ()
+
+
+def _depth(metadata: dict[str, Any]) -> int | None:
+    """Slices of a volume as its metadata have it; None where they are damaged."""
+    depth = next(iter(_shape(metadata)), None)
     return depth if isinstance(depth, int) else None
+
+
+def _values(source: Source) -> Iterator[np.ndarray[Any, Any]]:
+    """All of a volume, as it is stored, some slices at a time."""
+    depth, *tail = source.shape
+    for begin in range(0, depth, source.rows):
+        end = min(begin + source.rows, depth)
+        values = np.empty((end - begin, *tail), source.dtype.newbyteorder("="))
+        source.read([Part(begin, end, values)])
+        yield values

@@ -19,6 +19,7 @@ class Source(Protocol):
     """One volume, opened."""
 
     shape: tuple[int, ...]
+    dtype: np.dtype[Any]
     rows: int  # slices to read at once: a multiple of the chunks' depth
 
     @property

@@ -40,6 +40,7 @@ class DirectSource:
         self, directory: Path, layout: Layout, refuse_missing: bool, scratch: Scratch
     ) -> None:
         self.shape = layout.shape
+        self.dtype = layout.dtype
         self.rows = layout.chunk[0]
         self.missing = 0
         self._layout = layout

@@ -46,8 +46,8 @@ class TensorStoreSource:
         }
         self._array: Any = self._library.open(spec, read=True, open=True).result()
         self.shape: tuple[int, ...] = tuple(self._array.shape)
-        self._dtype = np.dtype(self._array.dtype.numpy_dtype)
-        if self._dtype.hasobject:
+        self.dtype = np.dtype(self._array.dtype.numpy_dtype)
+        if self.dtype.hasobject:
             raise ValueError(f"its dtype {self._array.dtype} has no fixed size")
         chunk = self._array.chunk_layout.read_chunk.shape
         self._chunk = chunk[0] if chunk else 1
@@ -63,10 +63,10 @@ class TensorStoreSource:
         begin, end = parts[0].start, parts[-1].stop
         # Parts are read side by side: two that share a chunk may each fetch and decode it.
         apart = all(part.stop % self._chunk == 0 for part in parts[:-1])
-        if apart and self._dtype == parts[0].view.dtype:
+        if apart and self.dtype == parts[0].view.dtype:
             views = [part.view for part in parts]
         else:
-            views = [block(self._scratch, (end - begin, *self.shape[1:]), self._dtype)]
+            views = [block(self._scratch, (end - begin, *self.shape[1:]), self.dtype)]
         # A write of TensorStore casts by wrapping: both sides have the same dtype here.
         targets = [self._library.array(view, copy=False, write=True) for view in views]
         self._library.concat(targets, axis=0).write(self._array[begin:end]).result()

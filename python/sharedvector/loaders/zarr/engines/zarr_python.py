@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import zipfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from zarr.buffer.cpu import NDBuffer
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore, ZipStore
 
-from sharedvector.loaders.volumes import METADATA_FILES
+from sharedvector.loaders.volumes import METADATA_FILES, ROOT_FILES
 from sharedvector.loaders.zarr.engines.base import Scratch, block, rows_of, scatter
 from sharedvector.loaders.zarr.slabs import Array, Part
 
@@ -53,17 +53,25 @@ def open_store(root: Path | str) -> Any:
     return ObjectStore(from_url(root), read_only=True)
 
 
-def read_metadata_files(root: Path | str) -> dict[str, dict[str, bytes]]:
-    """Return the metadata files of ``root`` itself (as "") and of each directory in it.
+def read_metadata_files(
+    root: Path | str, known: Callable[[Mapping[str, bytes]], Collection[str]]
+) -> dict[str, dict[str, bytes]]:
+    """Return the metadata files of ``root`` itself (as "") and of the directories in it.
 
-    A ``root`` that has consolidated metadata is not listed.
+    Args:
+        root: zip file or URL.
+        known: gives the names that the root's own files describe, as consolidated metadata do. Of
+            these no files are read, and a store that cannot be listed gives no others.
+
+    Returns:
+        The content of files by directory and name; none for a directory without metadata.
 
     Raises:
-        As `open_store`. OSError: the store cannot be read, or has no listing.
+        As `open_store`. OSError: the store cannot be read, or has no listing and nothing is known.
     """
     store = open_store(root)
     try:
-        return sync(_read_metadata_files(store))
+        return sync(_read_metadata_files(store, known))
     except NotImplementedError as error:
         raise OSError(
             f"{root} cannot be listed: {error}; consolidate the metadata of the group of its "
@@ -78,12 +86,14 @@ def read_metadata_files(root: Path | str) -> dict[str, dict[str, bytes]]:
         store.close()
 
 
-async def _read_metadata_files(store: Any) -> dict[str, dict[str, bytes]]:
+async def _read_metadata_files(
+    store: Any, known: Callable[[Mapping[str, bytes]], Collection[str]]
+) -> dict[str, dict[str, bytes]]:
     limit = asyncio.Semaphore(_AT_ONCE)
 
-    async def files_of(name: str) -> dict[str, bytes]:
-        found = {}
-        for file in METADATA_FILES:
+    async def read(files: Sequence[str], name: str = "") -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for file in files:
             async with limit:
                 key = f"{name}/{file}" if name else file
                 content = await store.get(key, prototype=default_buffer_prototype())
@@ -93,14 +103,27 @@ async def _read_metadata_files(store: Any) -> dict[str, dict[str, bytes]]:
                 break
         return found
 
-    own = await files_of("")
-    if "zarr.json" in own and json.loads(own["zarr.json"]).get("consolidated_metadata"):
-        return {"": own}
-    names = {name.strip("/") async for name in store.list_dir("")} - {"", *METADATA_FILES}
-    contents = await asyncio.gather(*map(files_of, names))
-    # What has none of these files may be a plain file; nobody misses it.
-    found = {name: files for name, files in zip(names, contents, strict=True) if files}
-    return {**found, "": own}
+    async def look(name: str) -> tuple[str, dict[str, bytes] | None]:
+        found = await read(METADATA_FILES, name)
+        # What has nothing below it may be a plain file; nobody misses it.
+        return name, found if found or await _has_files(store, name) else None
+
+    own = await read(ROOT_FILES)
+    there = known(own)
+    try:
+        names = {name.strip("/") async for name in store.list_dir("")}
+        seen = await asyncio.gather(*map(look, names - {"", *ROOT_FILES, *there}))
+    except Exception:  # libraries raise what they like
+        if not there:
+            raise
+        seen = []
+    return {**{name: files for name, files in seen if files is not None}, "": own}
+
+
+async def _has_files(store: Any, name: str) -> bool:
+    # Not list_prefix(), which finds all files below: of a directory that may be huge. A plain file
+    # lists itself.
+    return any([entry.rpartition("/")[2] != name async for entry in store.list_dir(name)])
 
 
 def watch(store: Any) -> tuple[Any, list[str]]:
@@ -144,9 +167,9 @@ class ZarrSource:
         watched, self._absent = watch(store)
         self._array: Any = zarr.open_array(store=watched, path=path, mode="r", zarr_format=None)
         self.shape: tuple[int, ...] = self._array.shape
-        self._dtype = np.dtype(self._array.dtype)
-        if self._dtype.hasobject or self._dtype.itemsize == 0 or self._dtype.kind == "T":
-            raise ValueError(f"its dtype {self._dtype} has no fixed size")
+        self.dtype = np.dtype(self._array.dtype)
+        if self.dtype.hasobject or self.dtype.itemsize == 0 or self.dtype.kind == "T":
+            raise ValueError(f"its dtype {self.dtype} has no fixed size")
         chunk: tuple[int, ...] = self._array.chunks
         self._chunk = chunk[0] if chunk else 1
         self._scratch = scratch
@@ -164,14 +187,14 @@ class ZarrSource:
     def read(self, parts: list[Part]) -> None:
         """See `Source`."""
         before = len(self._absent)
-        if self._dtype.newbyteorder("=") == parts[0].view.dtype.newbyteorder("=") and all(
+        if self.dtype.newbyteorder("=") == parts[0].view.dtype.newbyteorder("=") and all(
             part.stop % self._chunk == 0 for part in parts[:-1]
         ):
             for part in parts:
                 self._select(part.start, part.stop, part.view)
         else:
             begin, end = parts[0].start, parts[-1].stop
-            slices = block(self._scratch, (end - begin, *self.shape[1:]), self._dtype)
+            slices = block(self._scratch, (end - begin, *self.shape[1:]), self.dtype)
             self._select(begin, end, slices)
             scatter(slices, parts)
         if self._refuse and len(self._absent) > before:
