@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from os import PathLike
 from typing import Any, Self
@@ -112,27 +113,40 @@ class SharedVector(_core.Segment):
                 f"only attaches to {name!r}: leave one of them out"
             )
         wanted = None if dtype is None else as_dtype(dtype)
-        super().__init__(
-            name,
-            create=create,
-            exclusive=exclusive,
-            replace=replace,
-            dtype=None if wanted is None else encode_dtype(wanted),
-            itemsize=0 if wanted is None else wanted.itemsize,
-            chunk_size=chunk_size,
-            max_memory_size=max_memory_size,
-            slot_count=slot_count,
-            spare_buffers=spare_buffers,
-            max_rows=max_rows,
-            stats_capacity=stats_capacity,
-            mode=mode,
-            directory=directory,
-            generation=generation,
-            expect_inode=expect_inode,
-            owned=owned,
-            timeout=timeout,
-            processes=0 if processes is None else processes,
-        )
+        try:
+            super().__init__(
+                name,
+                create=create,
+                exclusive=exclusive,
+                replace=replace,
+                dtype=None if wanted is None else encode_dtype(wanted),
+                itemsize=0 if wanted is None else wanted.itemsize,
+                chunk_size=chunk_size,
+                max_memory_size=max_memory_size,
+                slot_count=slot_count,
+                spare_buffers=spare_buffers,
+                max_rows=max_rows,
+                stats_capacity=stats_capacity,
+                mode=mode,
+                directory=directory,
+                generation=generation,
+                expect_inode=expect_inode,
+                owned=owned,
+                timeout=timeout,
+                processes=0 if processes is None else processes,
+            )
+        except TypeError:
+            _check_numbers(
+                chunk_size=chunk_size,
+                max_memory_size=max_memory_size,
+                slot_count=slot_count,
+                spare_buffers=spare_buffers,
+                max_rows=max_rows,
+                stats_capacity=stats_capacity,
+                mode=mode,
+                processes=processes,
+            )
+            raise
         try:
             self.bind_dtype(decode_dtype(self.dtype_text) if wanted is None else wanted)
         except BaseException:
@@ -191,6 +205,17 @@ class SharedVector(_core.Segment):
     def __enter__(self) -> Self:
         super().__enter__()
         return self
+
+
+def _check_numbers(**numbers: object) -> None:
+    """Raise TypeError for the first that a segment cannot have; None is left to its default."""
+    for what, value in numbers.items():
+        try:
+            if value is None or 0 <= operator.index(value) < 1 << 64:  # type: ignore[arg-type]
+                continue
+        except TypeError:
+            pass
+        raise TypeError(f"{what} should be an integer from 0 to 2**64 - 1, got {value!r}")
 
 
 def _attach(

@@ -150,7 +150,12 @@ def test_owns_a_pool_until_it_is_told_to_end() -> None:
         (["--log-level", "LOUD"], "LOUD"),
         (["--loader-args", "{"], "JSON"),
         (["--loader-args", '{"wrong": 1}'], "wrong"),
-        (["--chunk-size-mb", "0"], "chunk_size"),
+        (["--chunk-size-mb", "0"], "--chunk-size-mb should make a chunk_size"),
+        (["--chunk-size-mb", "nan"], "got nan MiB"),
+        (["--chunk-size-mb", "inf"], "got inf MiB"),
+        (["--chunk-size-mb", "1e300"], "got 1e+300 MiB"),
+        (["--chunk-size-mb", "-1"], "got -1 MiB"),
+        (["--sleep-seconds", "nan"], "sleep_seconds"),
     ],
 )
 def test_errors_are_one_line(

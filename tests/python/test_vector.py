@@ -514,3 +514,14 @@ def test_processes_are_counted_beside_the_maker(name: str) -> None:
     remove_shared_memory(name)
     with pytest.raises(ValueError, match="processes must be from 0 to 7, found 8"):
         SharedVector(name, slot_count=2, chunk_size=64, processes=8, max_rows=8)
+
+
+@pytest.mark.parametrize(
+    "what",
+    "chunk_size max_memory_size slot_count spare_buffers max_rows stats_capacity mode "
+    "processes".split(),
+)
+@pytest.mark.parametrize("value", [float("nan"), 1.5, "16", -1, 1 << 64])
+def test_numbers_that_a_segment_cannot_have_are_named(what: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{what} should be an integer.*got {value!r}$"):
+        SharedVector("svvector-none", **{what: value})

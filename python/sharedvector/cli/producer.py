@@ -97,7 +97,7 @@ def producer_main(argv: Sequence[str] | None = None) -> int:
             loader=loader,
             source_size=resolve_source_size(loader, options.source_size),
             slot_count=options.slot_count,
-            chunk_size=int(options.chunk_size_mb * _MIB),
+            chunk_size=_chunk_size(options.chunk_size_mb),
             num_producers=options.num_producers,
             sleep_seconds=options.sleep_seconds,
             producer_join_timeout=options.producer_join_timeout,
@@ -151,6 +151,15 @@ def _producer_parser() -> argparse.ArgumentParser:
         help="workers are processes, threads of one process, or what suits the loader",
     )  # fmt: skip
     return parser
+
+
+def _chunk_size(mebibytes: float) -> int:
+    if not 1 <= mebibytes * _MIB < 1 << 64:  # nor NaN
+        raise ValueError(
+            "--chunk-size-mb should make a chunk_size from 1 byte to 2**64 - 1, got "
+            f"{mebibytes:g} MiB"
+        )
+    return int(mebibytes * _MIB)
 
 
 def _failed(text: str) -> int:
