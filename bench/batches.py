@@ -43,6 +43,8 @@ def start(state: dict[str, Any], way: str, name: str) -> None:
     makers: dict[str, Callable[[], Any]] = {
         "DataLoader": lambda: _dataset_loader(name, ()),
         "DataLoader, crop": lambda: _dataset_loader(name, (_CropItem(),)),
+        "DataLoader, crop=": lambda: _dataset_loader(name, (), crop=CROP),
+        "item, crop": lambda: _items(name),
         "PoolLoader": lambda: _pool_loader(name, None),
         "PoolLoader, crop": lambda: _pool_loader(name, CROP),
         "gather": lambda: _gather(name),
@@ -54,7 +56,7 @@ def start(state: dict[str, Any], way: str, name: str) -> None:
     batches = state[way] = iter(makers[way]())
     for _ in range(2):
         data = np.asarray(next(batches)["data"])
-        if data.shape != (BATCH, 1, *(CROP if crop else SHAPE)):
+        if data.shape != (1 if "item" in way else BATCH, 1, *(CROP if crop else SHAPE)):
             raise RuntimeError(f"{way}: a batch has shape {data.shape}")
         for item in data[:, 0]:
             if not any(_is_part(item, chunk) for chunk in state["expected"]):
@@ -92,10 +94,11 @@ def _is_part(item: np.ndarray[Any, Any], chunk: np.ndarray[Any, Any]) -> bool:
 
 
 class _CropItem:
-    """Cuts CROP out of an item at a random place."""
+    """Cuts CROP out of an item at a random place; what is a copy keeps nothing of the chunk."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy: bool = False) -> None:
         self.draw = np.random.default_rng(1)
+        self.copy = copy
 
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
         row, column = (
@@ -103,16 +106,29 @@ class _CropItem:
             for whole, part in zip(SHAPE[1:], CROP[1:], strict=True)
         )
         data = item["data"][:, :, row : row + CROP[1], column : column + CROP[2]]
-        return {**item, "data": data}
+        return {**item, "data": data.clone() if self.copy else data}
 
 
-def _dataset_loader(name: str, transforms: tuple[Any, ...]) -> Any:
-    from torch.utils.data import DataLoader
-
+def _dataset(name: str, transforms: tuple[Any, ...], **options: Any) -> Any:
     import sharedvector as sv
 
     # Not strict: this pool has no producer that would call it ready.
-    dataset = sv.SharedMemoryDataset(name, SLOTS, strict=False, transforms=transforms)
+    return sv.SharedMemoryDataset(name, SLOTS, strict=False, transforms=transforms, **options)
+
+
+def _items(name: str) -> Iterator[dict[str, Any]]:
+    """Single items of random slots, cropped by a transform."""
+    dataset = _dataset(name, (_CropItem(copy=True),))
+    draw = np.random.default_rng(1)
+    while True:
+        item = dataset[int(draw.integers(SLOTS))]
+        yield {"data": item["data"][None]}
+
+
+def _dataset_loader(name: str, transforms: tuple[Any, ...], **options: Any) -> Any:
+    from torch.utils.data import DataLoader
+
+    dataset = _dataset(name, transforms, **options)
     return DataLoader(dataset, batch_size=BATCH, sampler=_shuffled(dataset), num_workers=0)
 
 

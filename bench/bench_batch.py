@@ -8,7 +8,7 @@ from functools import partial
 from batches import BATCH, CHUNK, CROP, SLOTS
 from harness import BUILD, Bench, interleave
 from limits import build
-from report import Line, Report, at_least
+from report import Line, Report, at_least, at_most
 
 # Side, way in batches.py, name in the table.
 WAYS = (
@@ -22,7 +22,12 @@ WAYS = (
 CROPS = (
     ("0.1.0", "DataLoader, crop", "crop: DataLoader, 0.1.0"),
     ("ours", "DataLoader, crop", "crop: DataLoader, ours"),
+    ("ours", "DataLoader, crop=", "crop: DataLoader with crop=, ours"),
     ("ours", "PoolLoader, crop", "crop: PoolLoader, ours"),
+)
+ITEMS = (
+    ("0.1.0", "item, crop", "single item, cropped by a transform, 0.1.0"),
+    ("ours", "item, crop", "single item, cropped by a transform, ours"),
 )
 LIMITS = {"limit: gather in C, one thread": 1, "limit: gather in C, all cores": 0}
 
@@ -35,7 +40,8 @@ def measure(bench: Bench) -> Report:
     for side in bench.have("ours", "0.1.0"):
         bench.worker(side).call("batches.create", name=bench.name(f"batch-{side}"))
         readers[side] = bench.worker(side)
-    for ways, size in ((WAYS, CHUNK), (CROPS, 2 * CROP[0] * CROP[1] * CROP[2])):
+    crop = 2 * CROP[0] * CROP[1] * CROP[2]
+    for ways, size in ((WAYS, BATCH * CHUNK), (CROPS, BATCH * crop), (ITEMS, crop)):
         turns = {}
         for side, way, title in ways:
             if side in readers:
@@ -62,7 +68,7 @@ def measure(bench: Bench) -> Report:
                     threads=threads or bench.cores,
                     count=bench.pick(6, 4),
                 )
-        report.payload |= dict.fromkeys(turns, BATCH * size)
+        report.payload |= dict.fromkeys(turns, size)
         report.series |= interleave(bench.pick(21, 5), turns)
     best = min(LIMITS, key=lambda title: statistics.median(report.series[title]))
     old = "DataLoader, 0.1.0"
@@ -91,6 +97,18 @@ def measure(bench: Bench) -> Report:
             "crop: DataLoader: times as fast as 0.1.0",
             "crop: DataLoader, 0.1.0",
             "crop: DataLoader, ours",
+        ),
+        Line(
+            "crop: DataLoader with crop=: times as fast as with a transform that crops",
+            "crop: DataLoader, ours",
+            "crop: DataLoader with crop=, ours",
+            at_least(5),
+        ),
+        Line(
+            "single item, cropped by a transform: ours / 0.1.0",
+            "single item, cropped by a transform, ours",
+            "single item, cropped by a transform, 0.1.0",
+            at_most(0.7),
         ),
     ]
     return report
