@@ -357,7 +357,7 @@ def test_fractions_that_are_cut_off_are_told_once(
     assert "dtype='float32'" in told
     caplog.clear()
     whole = ZarrLoader(tmp_path, step, dtype="float32", engine=engine)
-    assert np.array_equal(np.sort(whole(3)[0].data.ravel())[0], 0) and not own(caplog)
+    assert (whole(3)[0].data % 1 != 0).any() and not own(caplog)
 
 
 def test_fractions_of_numpy_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
