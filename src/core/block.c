@@ -280,8 +280,9 @@ sv_block_prefault(const sv_view *view, int writable, uint64_t offset, uint64_t s
     offset -= offset % SVI_PAGE;
     unsigned char *rw = atomic_load_explicit(&m->rw, memory_order_acquire);
     if (!writable) {
-        svi_os_prefault_read((unsigned char *)(uintptr_t)svi_payload(m, view->buffer_) + offset,
-                             end - offset);
+        (void)svi_os_prefault_read((unsigned char *)(uintptr_t)svi_payload(m, view->buffer_) +
+                                       offset,
+                                   end - offset);
     } else if (rw != NULL) {
         svi_os_prefault(svi_payload_at(m, rw, view->buffer_) + offset, end - offset);
     }

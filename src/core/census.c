@@ -13,7 +13,10 @@ uint64_t
 svi_buffer_pins(const svi_mapping *m, uint32_t buffer)
 {
     uint64_t sum = 0;
-    uint32_t high = svi_high_rows(m);
+    uint32_t high = 0;
+    if (!svi_rows_readable(m, &high)) {
+        return 1; /* perhaps, in a row that cannot be read */
+    }
     for (uint32_t r = 0; r < high; r++) {
         sum += svi_cell_pins(svi_load_seq(&svi_row(m, r)->r_cells[buffer])); /* E4, E10 */
         SVI_STEP("scan.passed");

@@ -98,7 +98,8 @@ check_distinct(const svi_mapping *m, sv_error *err)
 static int
 check_rows(const svi_mapping *m, sv_error *err)
 {
-    uint32_t high = svi_high_rows(m);
+    int status = svi_rows_check(m, "check", err);
+    uint32_t high = status == 0 ? svi_high_rows(m) : 0;
     for (uint32_t r = 0; r < high; r++) {
         uint64_t state = svi_load_seq(&svi_row(m, r)->r_state); /* R4 */
         if (state != SVI_ROW_FREE && state != SVI_ROW_LIVE) {
@@ -113,7 +114,7 @@ check_rows(const svi_mapping *m, sv_error *err)
                             b, (unsigned long long)writer - 1, m->g.max_rows);
         }
     }
-    return 0;
+    return status;
 }
 
 int

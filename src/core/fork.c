@@ -347,6 +347,7 @@ svi_mapping_obtain(void)
             m->keeping = false;
             m->hold = (svi_hold){.row = SVI_NO_ROW};
             m->child = (svi_hold){.row = SVI_NO_ROW};
+            svi_store_relaxed(&m->rows_seen, 0);
             svi_store_relaxed(&m->reservations, 0);
             svi_store_relaxed(&m->closing, 0); /* relaxed: settle decides (V3) */
             /* Not `looking`: a late look may still be on its way out. */

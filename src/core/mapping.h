@@ -64,6 +64,7 @@ typedef struct svi_mapping {
     bool owner;           /* this process holds the owner byte; process lock */
     struct svi_listing *listing; /* of a block that this process made; process lock */
     uint32_t handles;            /* process lock */
+    svi_word rows_seen;          /* rows that were seen to have memory; grows */
     svi_word reservations;
     svi_word looking; /* threads that gave a pin of a block back and read its header (rule V2) */
     svi_word closing; /* SVI_CLOSED | SVI_SHARED (rule V2) */
@@ -164,14 +165,31 @@ svi_payload(const svi_mapping *m, uint32_t buffer)
     return m->ro + m->g.off_payload + buffer * m->g.buffer_stride;
 }
 
-/* Rows that were ever taken, never more than there are. Rows at or above it are holes: reading one
- * would give it memory. */
+/* Have all rows below the mark memory? Damage may have raised it, and reading a hole on a full file
+ * system is fatal. Seen once for each row; false: *high rows have some. */
+bool svi_rows_look(const svi_mapping *m, uint32_t *high);
+
+/* Rows that were ever taken, never more than there are. Rows at or above it may be holes. */
+static inline bool
+svi_rows_readable(const svi_mapping *m, uint32_t *high)
+{
+    uint64_t mark = svi_load_seq(&svi_header(m)->h_high_rows); /* E8 */
+    *high = (uint32_t)mark;
+    /* relaxed: a number of this process, which only grows */
+    return __builtin_expect(mark <= svi_load_relaxed(&m->rows_seen), 1) || svi_rows_look(m, high);
+}
+
+/* The same for who counts what can be read. */
 static inline uint32_t
 svi_high_rows(const svi_mapping *m)
 {
-    uint64_t high = svi_load_seq(&svi_header(m)->h_high_rows); /* E8 */
-    return high > m->g.max_rows ? m->g.max_rows : (uint32_t)high;
+    uint32_t high = 0;
+    (void)svi_rows_readable(m, &high);
+    return high;
 }
+
+/* SV_EFORMAT when the mark is damaged. */
+int svi_rows_check(const svi_mapping *m, const char *operation, sv_error *err);
 
 /* Slots that are counted, never more than there are. */
 static inline uint32_t

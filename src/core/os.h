@@ -53,8 +53,9 @@ int svi_os_map_anchor(int fd, uint64_t offset, size_t bytes, bool inherit, void 
 int svi_os_map_wipe_on_fork(size_t bytes, void **out);
 /* Fault whole pages in for writing, all at once (Linux 5.14); where that fails they fault one by one. */
 void svi_os_prefault(void *address, size_t bytes);
-/* The same for reading. */
-void svi_os_prefault_read(void *address, size_t bytes);
+/* The same for reading; -EFAULT: a page cannot be had, and touching it would be fatal; -EINVAL: the kernel
+ * is too old to say. */
+int svi_os_prefault_read(void *address, size_t bytes);
 void svi_os_unmap(void *address, size_t bytes);
 /* MADV_DONTDUMP, MADV_DONTFORK and MADV_DOFORK; advice that the kernel refuses is no error, except
  * that the fork advice reports it. */

@@ -109,13 +109,13 @@ svi_os_prefault(void *address, size_t bytes)
     (void)madvise(address, bytes, MADV_POPULATE_WRITE);
 }
 
-void
+int
 svi_os_prefault_read(void *address, size_t bytes)
 {
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
-    (void)madvise(address, bytes, MADV_POPULATE_READ);
+    return madvise(address, bytes, MADV_POPULATE_READ) != 0 ? -errno : 0;
 }
 
 void

@@ -108,6 +108,9 @@ svi_recover(svi_mapping *m, uint32_t buffer, uint32_t *recovered, sv_error *err)
         status = svi_fail(err, SV_ECLOSED, 0, "recover", "the handle is closed");
         goto done;
     }
+    if ((status = svi_rows_check(m, "recover", err)) != 0) {
+        goto done;
+    }
     if (svi_probe(m) < 0) {
         status = svi_fail(err, SV_ESYS, EBADF, "recover", "cannot open '%s' again", m->name);
         goto done;

@@ -223,6 +223,9 @@ sv_reserve(sv_segment *segment, uint64_t timeout_ns, sv_reservation *reservation
     while (!reserve_take_hinted(m, rw, row, &buffer) &&
            !reserve_take_walking(m, rw, row, &buffer)) {
         uint64_t waited = svi_os_monotonic_ns() - started;
+        if ((status = svi_rows_check(m, "reserve", err)) != 0) {
+            return status; /* no buffer will ever look free */
+        }
         /* The first time, and again now and then, look for the dead. */
         if (!recovered || pause == POLL_LAST_NS) {
             uint32_t rows = 0;

@@ -137,6 +137,41 @@ row_reserve(svi_mapping *m, int fd, uint32_t row, sv_error *err)
                                   row, m->name);
 }
 
+bool
+svi_rows_look(const svi_mapping *m, uint32_t *high)
+{
+    svi_word *known =
+        (svi_word *)(uintptr_t)&m->rows_seen; /* what is known of the file, not of m */
+    uint64_t seen = svi_load_relaxed(known);  /* relaxed: it only grows */
+    uint64_t mark = svi_load_seq(&svi_header(m)->h_high_rows); /* E8 */
+    mark = mark < m->g.max_rows ? mark : m->g.max_rows;
+    if (mark > seen) {
+        const void *rows = svi_row(m, (uint32_t)seen);
+        int status = svi_os_prefault_read((void *)(uintptr_t)rows, (mark - seen) * m->g.row_stride);
+        if (status != 0 && status != -EINVAL) { /* before Linux 5.14 nobody can tell */
+            *high = (uint32_t)seen;
+            return false;
+        }
+        svi_max_seq(known, mark); /* counter of this process */
+    }
+    *high = (uint32_t)mark;
+    return true;
+}
+
+int
+svi_rows_check(const svi_mapping *m, const char *operation, sv_error *err)
+{
+    uint32_t high = 0;
+    return svi_rows_readable(m, &high)
+               ? 0
+               : svi_fail(err, SV_EFORMAT, 0, operation,
+                          "'%s' is damaged: it says that %llu rows were taken, and %u have memory; "
+                          "remove it with remove_shared_memory() and make it anew",
+                          m->name,
+                          (unsigned long long)svi_load_seq(&svi_header(m)->h_high_rows), /* E8 */
+                          high);
+}
+
 static int
 row_fail_full(svi_mapping *m, sv_error *err)
 {

@@ -125,6 +125,50 @@ attach_to_a_full_one(void *argument)
     return 0;
 }
 
+/* Damage raises the mark above rows that have no memory, and none is left to give them. */
+static int
+damage_the_mark_of_a_full_one(void *argument)
+{
+    (void)argument;
+    if (!mount_small("256k")) {
+        return CANNOT;
+    }
+    sv_options options = options_there();
+    sv_error err = {.message = ""};
+    sv_reservation reservation;
+    sv_row_info rows[8];
+    sv_view view;
+    sv_stats stats;
+    options.processes = 2;
+    options.max_rows = 64;
+    sv_segment *segment = world_open("mark", &options, SV_OPEN_CREATE);
+    svi_mapping *m = svi_mapping_of(segment);
+    unsigned char *rw = NULL;
+    for (uint64_t i = 0; i < 4; i++) {
+        EQ(world_append(segment, i + 1), 0);
+    }
+    int fd = eat_everything();
+    EQ(svi_writable(m, &rw, NULL), 0);
+    for (uint64_t mark = 60; mark < 80; mark += 10) { /* some that exist, and some beyond */
+        svi_store_seq(&svi_header_at(rw)->h_high_rows, mark);
+        EQ(sv_reserve(segment, 0, &reservation, &err), SV_EFORMAT);
+        HAS(err.message, "'mark' is damaged");
+        EQ(sv_recover(segment, NULL, &err), SV_EFORMAT);
+        EQ(sv_check(segment, &err), SV_EFORMAT);
+        EQ(sv_rows(segment, rows, 8), 1);
+        EQ(sv_handle_count(segment), 1);
+        sv_stats_get(segment, &stats);
+        EQ(sv_pin(segment, 1, &view), 0); /* readers do not look at rows */
+        sv_unpin(&view);
+        EQ(world_stamp(segment, 2), 3);
+    }
+    svi_store_seq(&svi_header_at(rw)->h_high_rows, 1);
+    (void)close(fd);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+    return 0;
+}
+
 static int
 create_without_a_limit(void *argument)
 {
@@ -261,6 +305,12 @@ static void
 a_full_file_system_at_attach(void)
 {
     in_small_tmpfs(attach_to_a_full_one);
+}
+
+static void
+a_raised_mark_on_a_full_file_system(void)
+{
+    in_small_tmpfs(damage_the_mark_of_a_full_one);
 }
 
 static void
@@ -496,6 +546,7 @@ main(void)
     world_begin(55);
     RUN(a_full_file_system_at_creation);
     RUN(a_full_file_system_at_attach);
+    RUN(a_raised_mark_on_a_full_file_system);
     RUN(a_file_system_without_a_limit);
     RUN(a_file_system_with_huge_pages);
     RUN(a_file_system_that_fills_meanwhile);
