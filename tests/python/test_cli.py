@@ -110,6 +110,7 @@ def test_owns_a_pool_until_it_is_told_to_end() -> None:
         *producer_arguments(name),
         *("--loader-args", '{"dtype": "int16", "sources": 3}', "--dtype", "int16"),
         *("--spare-buffers", "3", "--sleep-seconds", "0.001", "--producer-kind", "thread"),
+        *("--processes", "9"),
     ]
     process = subprocess.Popen(
         command(*arguments),
@@ -122,6 +123,7 @@ def test_owns_a_pool_until_it_is_told_to_end() -> None:
         with ensure_pool(name, 4, mode="attach", ready_timeout=50, poll_interval=0.02) as handle:
             vector = handle.attach()
             assert (vector.dtype, vector.spare_buffers) == ("int16", 3)
+            assert vector.processes == 9 + 1 + 2  # the supervisor and two workers
             assert vector.chunk_size == int(0.01 * 2**20)
             assert refreshes(vector)
             (supervisor,) = children(process.pid)

@@ -39,6 +39,14 @@ def test_spares_for_all_that_workers_fill_at_once(
     assert plan(loader, slots, **settings).spares == spares
 
 
+def test_processes_are_counted_beside_those_of_the_pool() -> None:
+    assert plan().attached is None  # as many as the segment itself finds usual
+    assert plan(processes=8, num_producers=3).attached == 8 + 1 + 3
+    assert plan(slot_count=2, processes=8, num_producers=3).attached == 8 + 1 + 2
+    with pytest.raises(ValueError, match="processes"):
+        ProducerSpec(Constant(), 4096, processes=0)
+
+
 @pytest.mark.parametrize(
     ("loader", "kind", "threads"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -36,6 +37,7 @@ from sharedvector import (
     ensure_pool,
     stats_capacity_for,
 )
+from sharedvector.coordination import OwnerLock
 from sharedvector.service import partition
 
 
@@ -314,6 +316,19 @@ def test_however_the_owner_ends_the_pool_ends_with_it(ending: str) -> None:
     if ending == "exec":
         process.kill()
     ended(process)
+
+
+def test_a_pool_without_room_for_its_marker_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The marker's page is the last that a pool needs; without it nobody could attach."""
+
+    def full(_lock: OwnerLock) -> None:
+        raise OSError(errno.ENOSPC, "cannot write the marker: No space left on device")
+
+    monkeypatch.setattr(OwnerLock, "write_ready", full)
+    one = service("unmarked")
+    with pytest.raises(PoolSpawnError, match=r"marked as ready.*No space left"):
+        one.start()
+    assert files(one.name) == [] == supervisors()
 
 
 def test_a_producer_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

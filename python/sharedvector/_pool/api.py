@@ -61,6 +61,9 @@ class ProducerSpec:
         producer_kind: "process": each worker is a process; "thread": all are threads of one, each
             with a loader of its own; "auto": threads if the loader says so by a true
             ``releases_gil``, else processes.
+        processes: attached processes (training processes and their workers) whose memory is
+            reserved with the pool, so that a full file system keeps none of them away; None: about
+            60, fewer for many tiny chunks.
 
     Raises:
         ValueError: a value that no pool can have.
@@ -76,6 +79,7 @@ class ProducerSpec:
     producer_join_timeout: float = 5.0
     spare_buffers: int | None = None
     producer_kind: ProducerKind = "auto"
+    processes: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -104,6 +108,7 @@ class ProducerSpec:
             join_timeout=self.producer_join_timeout,
             spare_buffers=self.spare_buffers,
             producer_kind=self.producer_kind,
+            processes=self.processes,
             log_level=logger.level or logging.INFO,
         )
 

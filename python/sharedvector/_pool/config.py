@@ -48,6 +48,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "chunk_size": _count,
     "num_producers": _count,
     "spare_buffers": _count,
+    "processes": _count,
     "sleep_seconds": duration,
     "producer_join_timeout": duration,
     "join_timeout": lambda what, value: duration(f"producer_{what}", value),
@@ -92,6 +93,7 @@ class Plan:
     spare_buffers: int | None = None
     log_level: int = logging.INFO
     producer_kind: str = "auto"
+    processes: int | None = None
 
     def __post_init__(self) -> None:
         settle(self)
@@ -115,6 +117,11 @@ class Plan:
         if kind == "auto":
             kind = "thread" if optional(self.loader, "releases_gil", False) else "process"
         return self.workers if kind == "thread" else 1
+
+    @property
+    def attached(self) -> int | None:
+        """Processes beside the owner whose memory is reserved: supervisor and workers, too."""
+        return None if self.processes is None else self.processes + 1 + self.workers
 
     @property
     def buffers_at_once(self) -> int:

@@ -133,7 +133,12 @@ class Reign:
             self._job = self._make_job()
             with _refusals_in_words(self._paths.name):
                 self._bootstrap(deadline, should_stop)
-            self._lock.write_ready()
+            try:
+                self._lock.write_ready()
+            except OSError as error:  # its page is the last that a pool needs
+                raise PoolSpawnError(
+                    f"pool {self._paths.name!r} cannot be marked as ready: {error}"
+                ) from error
             self.ready = True
             self._watcher = threading.Thread(
                 target=self._watch, name="sharedvector-supervisor-watch", daemon=True
@@ -201,6 +206,7 @@ class Reign:
                     stats_capacity=stats_capacity_for(self._plan.slot_count),
                     slot_count=self._plan.slot_count,
                     spare_buffers=self._plan.spares,
+                    processes=self._plan.attached,
                     replace=True,
                     owned=True,
                     generation=self._lock.generation,

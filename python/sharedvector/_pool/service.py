@@ -68,6 +68,7 @@ class ProducerService:
         spare_buffers: buffers beyond the slots; None: one per worker (as many as the loader's
             ``buffers_at_once``, if it has that), at most an eighth of the slots.
         producer_kind: "process", "thread", or "auto", as in `ProducerSpec`.
+        processes: attached processes whose memory is reserved with the pool, as in `ProducerSpec`.
 
     Raises:
         ValueError: a value that no pool can have.
@@ -90,6 +91,7 @@ class ProducerService:
         log_level: int | str = logging.INFO,
         spare_buffers: int | None = None,
         producer_kind: Literal["auto", "process", "thread"] = "auto",
+        processes: int | None = None,
     ) -> None:
         self._paths = PoolPaths.for_name(name, lock_dir)
         self._plan = Plan(
@@ -103,6 +105,7 @@ class ProducerService:
             join_timeout=producer_join_timeout,
             spare_buffers=spare_buffers,
             producer_kind=producer_kind,
+            processes=processes,
             log_level=level_number("log_level", log_level),
         )
         self._wanted_generation = generation

@@ -106,6 +106,7 @@ def producer_main(argv: Sequence[str] | None = None) -> int:
             log_level=level,
             spare_buffers=options.spare_buffers,
             producer_kind=options.producer_kind,
+            processes=options.processes,
         )
         logger.info(
             "pool %r: %d slots of %g MiB, %s", service.name, options.slot_count,
@@ -150,6 +151,7 @@ def _producer_parser() -> argparse.ArgumentParser:
         "--producer-kind", default="auto", choices=PRODUCER_KINDS,
         help="workers are processes, threads of one process, or what suits the loader",
     )  # fmt: skip
+    add("--processes", type=int, help="attached processes whose memory is reserved with the pool")
     return parser
 
 
