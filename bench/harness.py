@@ -65,10 +65,12 @@ class Worker:
         """What the request gives. BenchError when it fails or takes too long."""
         assert self._process.stdout is not None
         stream = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(stream, select.POLLIN)
         deadline = time.monotonic() + seconds
         while b"\n" not in self._rest:
-            ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            left = max(0.0, deadline - time.monotonic())
+            if not poll.poll(int(left * 1000)):
                 self._process.kill()
                 raise BenchError(f"no answer within {seconds:.0f} s")
             data = os.read(stream, 1 << 16)

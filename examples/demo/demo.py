@@ -145,8 +145,8 @@ def end_ranks(mark: str) -> None:
     """SIGTERM to what torchrun has left running; the pool's own processes end with their owner."""
     for pid in marked_processes(mark):
         try:
-            # Workers run sharedvector._producer.worker, supervisors _producer/supervisor.py.
-            if not re.search(rb"sharedvector[./]_", Path(f"/proc/{pid}/cmdline").read_bytes()):
+            # Supervisors and workers run sharedvector/_producer/entry.py.
+            if not re.search(rb"sharedvector/_", Path(f"/proc/{pid}/cmdline").read_bytes()):
                 os.kill(pid, signal.SIGTERM)
         except OSError:
             continue  # gone meanwhile

@@ -408,9 +408,9 @@ def run(code: str, *arguments: str, seconds: float = LIMIT) -> tuple[int, str, s
 
 
 @contextlib.contextmanager
-def running(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(code: str, *arguments: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
     """Run code that prints a line when it is set up; it is killed at the end of the block."""
-    process = start(code, *arguments)
+    process = start(code, *arguments, **settings)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -432,16 +432,26 @@ def supervisors(pid: int | None = None) -> list[int]:
     found = []
     for child in children(pid if pid is not None else os.getpid()):
         with contextlib.suppress(OSError):
-            if b"_producer/supervisor" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"entry.py\0supervisor" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
     return found
 
 
+def workers(supervisor: int | None = None) -> list[int]:
+    """Living worker processes of a supervisor, or of all of this process: each has a guard."""
+    above = supervisors() if supervisor is None else [supervisor]
+    return [pid for one in above for guard in children(one) for pid in children(guard)]
+
+
 def deaf(pid: int) -> bool:
-    """Whether a process blocks SIGTERM: `Stubborn` does so where it hangs."""
+    """Whether a worker blocks SIGTERM: `Stubborn` does so where it hangs.
+
+    One that starts does so too, with SIGCHLD.
+    """
     with contextlib.suppress(OSError):
         (blocked,) = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-        return bool(int(blocked, 16) >> (signal.SIGTERM - 1) & 1)
+        bits = [int(blocked, 16) >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGCHLD)]
+        return bits == [1, 0]
     return False
 
 

@@ -259,7 +259,7 @@ def test_list_and_info() -> None:
             ]
             words = Path(f"/proc/{os.getpid()}/cmdline").read_text().split("\0")
             assert line.endswith(" ".join(" ".join(words).split())[-40:])
-            assert "this command" in told.stdout and "sharedvector._producer.worker" in told.stdout
+            assert "this command" in told.stdout and "_producer/entry.py worker" in told.stdout
         none = run([sys.executable, "-m", "sharedvector", "info", name])
         assert none.returncode == 1 and name in none.stderr
         assert "Traceback" not in none.stderr

@@ -16,7 +16,6 @@ from pool_support import (
     Constant,
     Stubborn,
     alive,
-    children,
     ended,
     files,
     refreshes,
@@ -27,6 +26,7 @@ from pool_support import (
     supervisors,
     unique,
     wait_for,
+    workers,
 )
 
 from sharedvector import PoolHandle, SharedVector, _core, ensure_pool, remove_shared_memory
@@ -63,7 +63,7 @@ def family(pid: int) -> tuple[int, list[int]]:
     """The supervisor of an owner, and its workers."""
     found = wait_for(lambda: supervisors(pid))
     assert len(found) == 1
-    return found[0], wait_for(lambda: children(found[0]))
+    return found[0], wait_for(lambda: workers(found[0]))
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def handle() -> Iterator[PoolHandle]:
 def test_a_killed_worker_is_replaced(handle: PoolHandle) -> None:
     vector = handle.attach()
     for _ in range(5):
-        supervisor, workers = family(os.getpid())
-        kill(*workers)
+        supervisor, found = family(os.getpid())
+        kill(*found)
         assert refreshes(vector)
         assert family(os.getpid())[0] == supervisor
     assert vector.counter_add(_core.COUNTER_RESTARTS, 0) >= 5
@@ -90,9 +90,9 @@ def test_a_killed_worker_is_replaced(handle: PoolHandle) -> None:
 def test_a_killed_supervisor_is_replaced_with_its_workers(handle: PoolHandle) -> None:
     vector = handle.attach()
     for _ in range(7):  # more than would count as failing
-        supervisor, workers = family(os.getpid())
+        supervisor, found = family(os.getpid())
         kill(supervisor)
-        wait_for(lambda: not any(alive(pid) for pid in workers))  # noqa: B023
+        wait_for(lambda: not any(alive(pid) for pid in found))  # noqa: B023
         assert refreshes(vector)
     assert not vector.retired
     assert handle.is_owner
@@ -101,14 +101,14 @@ def test_a_killed_supervisor_is_replaced_with_its_workers(handle: PoolHandle) ->
 def test_stopped_processes_do_not_hold_up_the_end() -> None:
     producer = spec(producer_join_timeout=0.5)
     handle = ensure_pool(unique("frozen"), 4, producer=producer, ready_timeout=50)
-    supervisor, workers = family(os.getpid())
-    for pid in (supervisor, *workers):
+    supervisor, found = family(os.getpid())
+    for pid in (supervisor, *found):
         freeze(pid)
     began = time.monotonic()
     handle.close()
     assert time.monotonic() - began < 60
     assert not alive(supervisor)
-    wait_for(lambda: not any(alive(pid) for pid in workers))
+    wait_for(lambda: not any(alive(pid) for pid in found))
     assert files(handle.name) == []
 
 
@@ -146,14 +146,14 @@ def test_a_killed_owner_leaves_nothing_and_the_next_one_takes_over(loader: str) 
     assert {Constant.__name__, Stubborn.__name__} >= {loader}
     name = unique("owner")
     with running(OWNER, name, loader) as owner:
-        supervisor, workers = family(owner.pid)
+        supervisor, found = family(owner.pid)
         follower = ensure_pool(name, 4, mode="attach", ready_timeout=50)
         vector = follower.attach()
         array = vector.get(0)
         value = float(array[0, 0])
         kill(owner.pid)
         wait_for(lambda: files(name) == [])
-        wait_for(lambda: not any(alive(pid) for pid in (supervisor, *workers)))
+        wait_for(lambda: not any(alive(pid) for pid in (supervisor, *found)))
     assert vector.retired and "died" in vector.retired_reason
     assert float(array[0, 0]) == value and len(vector) == 4
     assert follower.stats().slots == 4
@@ -168,18 +168,18 @@ def test_without_pidfd_the_owners_death_is_seen_by_its_lock() -> None:
     name = unique("nopidfd")
     code = OWNER.replace("import os, sys, time", "import os, sys, time; del os.pidfd_open")
     with running(code, name, "Constant") as owner:
-        supervisor, workers = family(owner.pid)
+        supervisor, found = family(owner.pid)
         kill(owner.pid)
         wait_for(lambda: files(name) == [])
-        wait_for(lambda: not any(alive(pid) for pid in (supervisor, *workers)))
+        wait_for(lambda: not any(alive(pid) for pid in (supervisor, *found)))
 
 
 def test_all_killed_at_once_the_next_takes_the_leftovers_over() -> None:
     name = unique("scancel")
     with running(OWNER, name, "Constant") as owner:
-        supervisor, workers = family(owner.pid)
+        supervisor, found = family(owner.pid)
         freeze(supervisor)  # so that it cannot clean up in between
-        kill(owner.pid, supervisor, *workers)
+        kill(owner.pid, supervisor, *found)
         owner.wait(60)
         assert name in files(name) and f"{name}.ready" in files(name)
     with ensure_pool(name, 4, producer=spec(), ready_timeout=50) as successor:
@@ -220,14 +220,14 @@ def test_an_owner_killed_while_filling_is_replaced_at_once(tmp_path: Path) -> No
 def test_the_old_supervisor_touches_nothing_of_a_new_owner() -> None:
     name = unique("heir")
     with running(OWNER, name, "Constant") as owner:
-        supervisor, workers = family(owner.pid)
+        supervisor, found = family(owner.pid)
         freeze(supervisor)
         kill(owner.pid)
         owner.wait(60)
         with ensure_pool(name, 4, producer=spec(), ready_timeout=50) as successor:
             os.kill(supervisor, signal.SIGCONT)
             assert successor.is_owner
-            wait_for(lambda: not any(alive(pid) for pid in (supervisor, *workers)))
+            wait_for(lambda: not any(alive(pid) for pid in (supervisor, *found)))
             assert files(name) == sorted([name, f"{name}.lock", f"{name}.ready"])
             assert refreshes(successor.attach())
             assert successor.attach().generation == successor.generation

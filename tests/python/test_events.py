@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import select
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedvector._producer.events import EventReader, encode_event, shorten
+from sharedvector._producer.events import EventReader, encode_event, shorten, wait_ready
 
 
 def test_a_short_text_stays_as_it_is() -> None:
@@ -38,6 +39,43 @@ def test_any_text_can_be_sent(text: str) -> None:
     assert len(line) <= select.PIPE_BUF
     assert json.loads(line) == {"event": "fatal", "error": shorten(text)}
     assert shorten(shorten(text)).isascii()
+
+
+def test_a_huge_text_takes_no_time() -> None:
+    began = time.process_time()
+    text = shorten("\x01" * 8_000_000)
+    assert time.process_time() - began < 1
+    assert len(text) < 1600 and "characters) ..." in text
+
+
+def test_what_has_no_end_is_not_kept() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        os.set_blocking(read_end, False)
+        reader = EventReader(read_end)
+        for _ in range(100):
+            os.write(write_end, b"x" * 60_000)
+            assert reader.read() == []
+        assert len(reader._partial) <= select.PIPE_BUF
+        os.write(write_end, b'\n{"event": "stored"}\n' + b"[" * 50_000 + b"\n")
+        assert reader.read() == [{"event": "stored"}]
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_wait_takes_any_descriptor() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        for fd, to_write in ((1500, False), (1501, True)):
+            try:
+                os.dup2(write_end if to_write else read_end, fd)
+                assert wait_ready(fd, 0.01, to_write=to_write) == to_write
+            finally:
+                os.close(fd)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def test_the_reader_puts_lines_together_and_leaves_out_what_is_no_event() -> None:

@@ -48,7 +48,9 @@ def in_orphan(body: Callable[[int, Callable[[], None]], None], limit: float = 60
     os.waitpid(middle, 0)
     received = b""
     deadline = time.monotonic() + limit
-    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    while poll.poll(max(0, int(1000 * (deadline - time.monotonic())))):
         part = os.read(reader, 100)
         if not part:
             os.close(reader)

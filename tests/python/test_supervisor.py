@@ -29,7 +29,6 @@ from pool_support import (
     Unloadable,
     Walkout,
     alive,
-    children,
     files,
     refreshes,
     run,
@@ -38,6 +37,7 @@ from pool_support import (
     supervisors,
     unique,
     wait_for,
+    workers,
 )
 
 from sharedvector import (
@@ -130,18 +130,23 @@ def test_statuses_in_words() -> None:
 
 def test_a_job_survives_the_way() -> None:
     code = """
-        import os, sys
+        import os, pathlib, sys
         from pool_support import Constant
+        from sharedvector._producer.entry import take_import_path
         from sharedvector._producer.payload import Job, make_loader, receive
         from sharedvector._producer.spawn import open_parcel, pack_loader
 
-        sys.path.append("here")
+        sys.path += ["here", None, pathlib.Path("/there"), b"/bytes", *map(str, range(30000))]
         job = Job(name="n", directory="/d", slot_count=4, sleep_seconds=0.1, seed=2**64 - 1)
         with open_parcel(job, pack_loader(Constant(5))) as file:
             received = receive(file.fileno())
+            take_import_path(file.fileno())
             loaders = [make_loader(file.fileno()) for _ in range(2)]
         assert received == job
         assert all(os.path.isabs(entry) for entry in sys.path), sys.path
+        assert sys.path[-30001:] == [os.path.abspath("here")] + [
+            os.path.abspath(str(number)) for number in range(30000)
+        ]
         assert os.environ["SHAREDVECTOR_SHM_DIR"] == "/d"
         assert loaders[0] is not loaders[1]
         print(*map(len, loaders))
@@ -366,7 +371,7 @@ def test_a_signal_that_was_held_back_does_not_end_a_supervisor_before_it_can_bur
 
 
 TOLD_TO_STOP = """
-    import os, signal, subprocess, sys
+    import os, signal, subprocess, sys, threading
     from sharedvector import SharedVector, _core
     from sharedvector._producer import supervision
     from sharedvector._producer.payload import Job
@@ -379,21 +384,12 @@ TOLD_TO_STOP = """
         generation=vector.generation, source_size=8, num_producers=1, threads=1,
         sleep_seconds=0.0, join_timeout=1.0, log_level=20, seed=1,
     )
-    supervisor = supervision.Supervisor(job, -1, os.pidfd_open(owner.pid), -1, os.pipe(), 0, None)
-    end_workers = supervisor._end_workers
-
-    def then_the_owner_dies(limit):
-        end_workers(limit)
-        owner.kill()
-
-    if ending == "owner dies":
-        supervisor._end_workers = then_the_owner_dies
-        supervision._DYING_LIMIT = 600
-    elif ending == "owner lives":
-        supervision._DYING_LIMIT = 0.1
-    else:
+    true = lambda *arguments: os.posix_spawn("/bin/true", ["true"], {})
+    supervisor = supervision.Supervisor(job, -1, os.pidfd_open(owner.pid), -1, os.pipe(), 0, true)
+    if ending == "owner closes":
         vector.retire(_core.RETIRED_CLOSED)
-        supervision._DYING_LIMIT = 600
+    else:
+        threading.Timer(0.5, owner.kill).start()
     os.kill(os.getpid(), signal.SIGTERM)
     print(supervisor.run(), os.path.exists(os.path.join(vector.directory, name)))
     owner.kill()
@@ -448,10 +444,8 @@ def test_an_owner_that_dies_when_its_segment_is_gone_already_is_buried() -> None
             path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("ending", "there"), [("owner dies", False), ("owner lives", True), ("owner closes", True)]
-)
-def test_who_is_told_to_stop_by_others_than_the_owner_waits_whether_it_dies_too(
+@pytest.mark.parametrize(("ending", "there"), [("owner dies", False), ("owner closes", True)])
+def test_a_supervisor_that_is_told_to_stop_does_so_when_its_owner_has_closed_or_died(
     ending: str, there: bool
 ) -> None:
     name = unique("told")
@@ -461,6 +455,15 @@ def test_who_is_told_to_stop_by_others_than_the_owner_waits_whether_it_dies_too(
         assert files(name) == ([name] if there else [])
     finally:
         remove_shared_memory(name)
+
+
+def test_sigterm_to_the_supervisor_alone_pauses_nothing(handles: list[PoolHandle]) -> None:
+    handles.append(ensure_pool(unique("alone"), 4, producer=spec(), ready_timeout=50))
+    supervisor = supervisor_of_this_process()
+    found = wait_for(workers)
+    os.kill(supervisor, signal.SIGTERM)
+    assert refreshes(handles[0].attach(), count=10)
+    assert (supervisors(), workers()) == ([supervisor], found)
 
 
 def test_a_supervisor_told_to_stop_before_it_is_up_still_buries_its_owner() -> None:
@@ -496,7 +499,7 @@ def test_an_interrupted_start_leaves_no_signal_blocked(monkeypatch: pytest.Monke
     before = mask(signal.SIG_BLOCK, ())
     monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        start_supervisor(-1, -1, -1)
+        start_supervisor(-1, -1, -1, 1.0)
     assert mask(signal.SIG_SETMASK, before) == before
 
 
@@ -532,18 +535,18 @@ def test_a_crash_now_and_then_is_survived(handles: list[PoolHandle]) -> None:
 def test_the_supervisor_has_a_session_of_its_own(handles: list[PoolHandle]) -> None:
     handles.append(ensure_pool(unique("sid"), 4, producer=spec(), ready_timeout=50))
     supervisor = supervisor_of_this_process()
-    (worker,) = wait_for(lambda: children(supervisor))
+    (worker,) = wait_for(lambda: workers(supervisor))
     assert os.getsid(supervisor) == os.getsid(worker) == supervisor != os.getsid(0)
 
 
 def test_ends_quietly_and_leaves_no_process(capfd: pytest.CaptureFixture[str]) -> None:
     handle = ensure_pool(unique("quiet"), 4, producer=spec(Noisy()), ready_timeout=50)
     supervisor = supervisor_of_this_process()
-    workers = wait_for(lambda: children(supervisor))
+    found = wait_for(lambda: workers(supervisor))
     os.kill(supervisor, signal.SIGINT)  # ignored
     assert refreshes(handle.attach())
     handle.close()
-    assert not any(alive(pid) for pid in [supervisor, *workers])
+    assert not any(alive(pid) for pid in [supervisor, *found])
     out, err = capfd.readouterr()
     assert out == ""  # a loader's prints go to standard error
     assert set(err.splitlines()) <= {"loader speaking"}
@@ -559,22 +562,22 @@ def test_the_loader_knows_its_worker(handles: list[PoolHandle]) -> None:
 def test_a_worker_that_does_not_listen_is_killed_in_time() -> None:
     producer = spec(Stubborn(), producer_join_timeout=0.5)
     handle = ensure_pool(unique("deaf"), 4, producer=producer, ready_timeout=50)
-    workers = wait_for(lambda: children(supervisor_of_this_process()))
+    found = wait_for(lambda: workers(supervisor_of_this_process()))
     handle.close()
-    assert not any(alive(pid) for pid in workers)
+    assert not any(alive(pid) for pid in found)
 
 
 CLOSING = """
     import os, sys
-    from pool_support import Stubborn, children, deaf, files, spec, wait_for
+    from pool_support import Stubborn, deaf, files, spec, wait_for, workers
     from sharedvector import ensure_pool
 
     name = sys.argv[1]
     producer = spec(Stubborn(), num_producers=2, producer_join_timeout=600)
     handle = ensure_pool(name, 2, producer=producer, ready_timeout=50)
     supervisor = handle._reign._supervisor.pid
-    workers = lambda: children(supervisor)
-    wait_for(lambda: len(workers()) == 2 and all(map(deaf, workers())))  # both hang
+    found = lambda: workers(supervisor)
+    wait_for(lambda: len(found()) == 2 and all(map(deaf, found())))  # both hang
     print(supervisor, flush=True)
     try:
         handle.close()
@@ -590,34 +593,34 @@ def closing(name: str) -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]
     """An owner that waits in its close() for two workers that hang, its supervisor, and them."""
     with running(CLOSING, name) as owner:
         supervisor = int(owner.first_line)  # type: ignore[attr-defined]
-        workers = children(supervisor)
-        assert len(workers) == 2
+        found = workers(supervisor)
+        assert len(found) == 2
         wait_for(lambda: name not in files(name))
-        yield owner, supervisor, workers
+        yield owner, supervisor, found
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_owner_that_dies_while_it_closes_leaves_nothing(number: int) -> None:
     name = unique("closing")
-    with closing(name) as (owner, supervisor, workers):
+    with closing(name) as (owner, supervisor, found):
         time.sleep(0.5)
         assert alive(supervisor)  # it gives the workers their time
         owner.send_signal(number)
         wait_for(lambda: files(name) == [])
-        wait_for(lambda: not any(alive(pid) for pid in [supervisor, *workers]))
+        wait_for(lambda: not any(alive(pid) for pid in [supervisor, *found]))
 
 
 def test_an_interrupted_close_is_finished_by_the_next() -> None:
     name = unique("again")
-    with closing(name) as (owner, supervisor, workers):
+    with closing(name) as (owner, supervisor, found):
         assert owner.stdout is not None
         owner.send_signal(signal.SIGINT)
         assert owner.stdout.readline() == "interrupted []\n"
-        for pid in workers:
+        for pid in found:
             os.kill(pid, signal.SIGKILL)
         out, err = owner.communicate(timeout=LIMIT)
         assert (owner.returncode, out) == (0, "closed []\n"), err
-        assert not any(alive(pid) for pid in [supervisor, *workers])
+        assert not any(alive(pid) for pid in [supervisor, *found])
 
 
 def test_a_loader_that_swallows_the_end_delays_it_by_one_source_at_most() -> None:
@@ -628,19 +631,13 @@ def test_a_loader_that_swallows_the_end_delays_it_by_one_source_at_most() -> Non
     assert time.monotonic() - began < 50
 
 
-def test_a_second_sigterm_ends_a_worker_where_it_is(handles: list[PoolHandle]) -> None:
+def test_further_sigterms_do_not_cut_the_end_short(handles: list[PoolHandle]) -> None:
     producer = spec(Swallower(), producer_join_timeout=20)
     handles.append(ensure_pool(unique("twice"), 2, producer=producer, ready_timeout=50))
-    for _ in range(20):
-        (worker,) = wait_for(lambda: children(supervisor_of_this_process()))
-        os.kill(worker, signal.SIGTERM)
-        try:
+    (worker,) = wait_for(workers)
+    for _ in range(3):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGTERM)
-        except ProcessLookupError:
-            continue  # the first one met it between two sources: there it ends at once
-        break
-    else:
-        pytest.fail("no worker was met in its loader")
     wait_for(lambda: not alive(worker))
     assert refreshes(handles[0].attach())  # by the next one
 
@@ -719,3 +716,78 @@ def test_a_file_beside_the_working_directory_shadows_nothing(tmp_path: Path) -> 
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+# ---- what the surroundings may be like ---------------------------------------------------------
+
+
+def test_a_process_with_many_open_files_owns_a_pool() -> None:
+    code = """
+        import os, resource, signal, sys
+        from pool_support import refreshes, spec, supervisors, wait_for
+        from sharedvector import ensure_pool
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+        held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+        with ensure_pool(sys.argv[1], 4, producer=spec(), ready_timeout=50) as handle:
+            for _ in range(2):
+                (supervisor,) = wait_for(supervisors)
+                os.kill(supervisor, signal.SIGKILL)
+                wait_for(lambda: supervisors() not in ([], [supervisor]))
+            print(refreshes(handle.attach()), handle.is_owner)
+    """
+    status, out, err = run(code, unique("fds"))
+    assert (status, out) == (0, "True True\n"), err
+
+
+PATHS = """
+    import os, pathlib, sys, tempfile
+    from pool_support import HERE, spec, unique
+    from sharedvector import ProducerSpec, ensure_pool
+
+    place = sys.argv[2]
+    {change}
+    from lies_elsewhere import Late
+    {then}
+    producer = ProducerSpec(Late(), 4096, num_producers=1)
+    with ensure_pool(sys.argv[1], 2, producer=producer, ready_timeout=50) as handle:
+        print(len(handle.attach()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "then"),
+    [
+        ("sys.path += [place, pathlib.Path(place), None, b'/bytes']", ""),
+        ("sys.path += [place, *(f'/opt/{i:05d}/' + 'long' * 12 for i in range(2500))]", ""),
+        ("os.chdir(place); sys.path.insert(0, '.')", "os.chdir('/')"),
+        ("os.chdir(place); sys.path.insert(0, '')", ""),
+        (
+            "sys.path.append(place)",
+            "gone = tempfile.mkdtemp(); os.chdir(gone); os.rmdir(gone); sys.path.append('here'); "
+            "os.environ['PYTHONPATH'] += os.pathsep",
+        ),
+    ],
+)
+def test_the_import_path_may_be_as_python_allows_it(tmp_path: Path, change: str, then: str) -> None:
+    (tmp_path / "lies_elsewhere.py").write_text(
+        "from pool_support import Constant\n\n\nclass Late(Constant):\n    pass\n"
+    )
+    code = textwrap.dedent(PATHS).format(change=change, then=then)
+    status, out, err = run(code, unique("paths"), str(tmp_path))
+    assert (status, out) == (0, "2\n"), err
+
+
+def test_an_environment_that_is_too_large_is_named() -> None:
+    code = """
+        import os, sys
+        from pool_support import spec
+        from sharedvector import PoolSpawnError, ensure_pool
+        os.environ["OVERLONG"] = "x" * 200_000
+        try:
+            ensure_pool(sys.argv[1], 2, producer=spec(), ready_timeout=50)
+        except PoolSpawnError as error:
+            print(error)
+    """
+    status, out, err = run(code, unique("env"))
+    assert status == 0 and "OVERLONG, has 200000 bytes" in out, out + err

@@ -20,7 +20,6 @@ from pool_support import (
     Threaded,
     Unloadable,
     alive,
-    children,
     claims,
     counter,
     files,
@@ -29,6 +28,7 @@ from pool_support import (
     supervisors,
     unique,
     wait_for,
+    workers,
 )
 
 from sharedvector import (
@@ -40,11 +40,6 @@ from sharedvector import (
     _core,
     ensure_pool,
 )
-
-
-def workers() -> list[int]:
-    """Worker processes of this process's pool."""
-    return [pid for supervisor in supervisors() for pid in children(supervisor)]
 
 
 def read_all(vector: SharedVector) -> np.ndarray[Any, Any]:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -32,6 +31,7 @@ from sharedvector._producer import (
     seed_of,
     start_supervisor,
     status_words,
+    wait_ready,
 )
 from sharedvector.lifecycle import LifecycleGuard
 from sharedvector.monitoring import Progress
@@ -45,7 +45,7 @@ _LONGEST_DELAY = 5.0
 _GIVE_UP_AFTER = 5  # supervisors in a row that loaded nothing
 _ROOM_LIMIT = 10.0  # seconds to wait until a dead pool's processes give their memory back
 _DYING_LIMIT = 2.0  # seconds that a dying owner may go on looking alive without its lock
-_KILL_MARGIN = 3.0  # seconds that a supervisor gets beyond what its workers get
+_KILL_MARGIN = 8.0  # seconds that a supervisor gets beyond what its workers get
 _LOOK_EVERY = 0.02
 _TRY_EVERY = 0.2
 
@@ -255,7 +255,7 @@ class Reign:
         try:
             self._start_supervisor(write_end)
             while (filled := len(vector)) < slot_count:
-                select.select([read_end], [], [], _LOOK_EVERY)
+                wait_ready(read_end, _LOOK_EVERY)
                 self._read_events(events)
                 status = self._supervisor.poll() if self._supervisor is not None else None
                 if status is not None:
@@ -305,7 +305,8 @@ class Reign:
             if owner_fd >= 0:
                 stack.callback(os.close, owner_fd)
             pipe = -1 if write_end is None else write_end
-            self._supervisor = start_supervisor(parcel.fileno(), owner_fd, pipe)
+            limit = self._plan.join_timeout
+            self._supervisor = start_supervisor(parcel.fileno(), owner_fd, pipe, limit)
 
     def _watch(self) -> None:
         """Start the supervisor again whenever it ends before the reign does."""
@@ -330,17 +331,33 @@ class Reign:
             vector.retire(_core.RETIRED_PRODUCER)
 
     def _end_supervisor(self) -> None:
-        """SIGTERM, and SIGKILL to its whole session when that takes too long."""
-        with self._mutex:  # a start that is under way comes to its end
+        """SIGTERM, and SIGKILL when that takes too long; the workers' guards then end the rest."""
+        # A start that is under way comes to its end, unless the system never lets it.
+        taken = self._mutex.acquire(timeout=self._plan.join_timeout + _KILL_MARGIN)
+        try:
             process = self._supervisor
+        finally:
+            if taken:
+                self._mutex.release()
         if process is None:
             return
         process.terminate()
-        if not self._ended(process, self._plan.join_timeout + _KILL_MARGIN):
-            logger.warning("the supervisor of pool %r does not end; killed", self._paths.name)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            self._ended(process, _KILL_MARGIN)
+        if self._ended(process, self._plan.join_timeout + _KILL_MARGIN):
+            return
+        logger.warning("the supervisor of pool %r does not end; killed", self._paths.name)
+        process.kill()
+        self._ended(process, _KILL_MARGIN)
+        self._end_session(process.pid, min(self._plan.join_timeout, _KILL_MARGIN) + _KILL_MARGIN)
+
+    @staticmethod
+    def _end_session(leader: int, limit: float) -> None:
+        """Wait until nothing is left of a killed supervisor's process group; then kill that."""
+        deadline = time.monotonic() + limit
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while time.monotonic() < deadline:
+                os.killpg(leader, 0)
+                time.sleep(_LOOK_EVERY)
+            os.killpg(leader, signal.SIGKILL)
 
     def _ended(self, process: subprocess.Popen[bytes], limit: float) -> bool:
         """Whether a supervisor ends within ``limit`` seconds; the watcher waits for it if alive."""

@@ -1,8 +1,10 @@
 """What travels from the owner to the supervisor and the producer workers.
 
-It lies in a file without a name whose descriptor the children inherit: a line of JSON, then the
-pickled loader. Whatever imports NumPy is imported by the functions that need it: the supervisor has
-to start the first worker before that.
+It lies in a file without a name whose descriptor the children inherit: the import path, a line of
+JSON, then the pickled loader. Nothing that has no bound travels in arguments or the environment.
+
+Whatever imports NumPy is imported by the functions that need it: the supervisor has to start the
+first worker before that.
 """
 
 from __future__ import annotations
@@ -57,36 +59,58 @@ class Job(types.SimpleNamespace):
     seed: int
 
 
-def write_parcel(file: IO[bytes], job: Job, loader: bytes, python_path: str | None) -> None:
-    """Write a job, this interpreter's import path, and a pickled loader.
+def write_parcel(file: IO[bytes], job: Job, loader: bytes) -> None:
+    """Write this interpreter's import path, a job, and a pickled loader.
+
+    The path comes first, in a form that is read without importing anything: the length of the part
+    in digits, a newline, and the entries with a NUL between them.
 
     Args:
         file: empty; its descriptor goes to the children.
         job: what to do.
         loader: from `pack_loader`.
-        python_path: ``PYTHONPATH`` of the children while they work; None: none.
     """
-    paths = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
-    head = {"job": vars(job), "sys_path": paths, "python_path": python_path}
-    file.write(json.dumps(head).encode() + b"\n")
+    paths = b"\0".join(map(os.fsencode, import_path()))
+    file.write(b"%d\n" % len(paths) + paths)
+    file.write(json.dumps(vars(job)).encode() + b"\n")
     file.write(loader)
     file.flush()
 
 
+def import_path() -> list[str]:
+    """Return the entries of ``sys.path`` that Python looks at, made absolute.
+
+    What is no text is ignored by Python. A relative entry stays the directory that it was when it
+    was first used, whatever the working directory is now; Python remembers that.
+    """
+    found = []
+    for entry in sys.path:
+        if not isinstance(entry, str) or "\0" in entry:
+            continue
+        finder = sys.path_importer_cache.get(entry)
+        known = getattr(finder, "path", None)
+        try:
+            found.append(known if isinstance(known, str) and entry else os.path.abspath(entry))
+        except FileNotFoundError:
+            continue  # relative to a working directory that was removed: nothing can lie there
+    return found
+
+
 def receive(parcel_fd: int) -> Job:
-    """In a child: take the job and the owner's settings over; Ctrl-C is the owner's to handle."""
+    """In a child: take the job over; Ctrl-C is the owner's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Mapped, not read: the file's offset is shared with the other children.
     with mmap.mmap(parcel_fd, 0, prot=mmap.PROT_READ) as content:
-        head = json.loads(content.readline())
-    sys.path[:] = head["sys_path"]
-    if head["python_path"] is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = head["python_path"]
-    job = Job(**head["job"])
+        content.seek(_after_path(content))
+        job = Job(**json.loads(content.readline()))
     os.environ["SHAREDVECTOR_SHM_DIR"] = job.directory
     return job
+
+
+def _after_path(content: mmap.mmap) -> int:
+    """Where the job begins."""
+    length = int(content.readline())
+    return content.tell() + length
 
 
 def make_loader(parcel_fd: int) -> object:
@@ -94,6 +118,7 @@ def make_loader(parcel_fd: int) -> object:
     import pickle
 
     with mmap.mmap(parcel_fd, 0, prot=mmap.PROT_READ) as content:
+        content.seek(_after_path(content))
         content.readline()
         with memoryview(content) as whole, whole[content.tell() :] as packed:
             return pickle.loads(packed)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
-import re
 import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sharedvector import _core
 from sharedvector._common import duration, integer, level_number
+from sharedvector._producer.failures import FailureLog, describe
 from sharedvector._producer.source_order import SourceOrder, seed_of
 from sharedvector._producer.writer import BRAKE, ChunkRefusedError, Landing, Stopped, Store
 from sharedvector.vector import SharedVector
@@ -30,8 +30,6 @@ _COUNTERS = {
     "tensorstore": _core.COUNTER_TENSORSTORE,
     "missing_chunks": _core.COUNTER_MISSING,
 }
-_LOG_BURST = 5  # failed sources that are logged at once, then one per _LOG_INTERVAL
-_LOG_INTERVAL = 10.0
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -42,49 +40,6 @@ class StopFlag(Protocol):
     def is_set(self) -> bool:
         """Return whether it is."""
         ...
-
-
-class FailureLog:
-    """Tells of each failed source once, and not of all of them at once.
-
-    Sources that fail for the same reason, numbers aside, wait for their turn.
-    """
-
-    def __init__(self) -> None:
-        self._told: set[int] = set()
-        self._reasons: dict[str, float] = {}  # when each was told last
-        self._credit = float(_LOG_BURST)
-        self._then = time.monotonic()
-        self._silent = 0
-
-    def tell(self, source: int, error: BaseException, what: str) -> None:
-        """Log one failure: a line at WARNING, the traceback at DEBUG."""
-        if source in self._told:
-            return
-        now = time.monotonic()
-        self._credit = min(_LOG_BURST, self._credit + (now - self._then) / _LOG_INTERVAL)
-        self._then = now
-        text = describe(error)
-        reason = re.sub(r"\d+", "#", text)
-        if self._credit < 1 or now - self._reasons.get(reason, -_LOG_INTERVAL) < _LOG_INTERVAL:
-            self._silent += 1
-            return
-        self._credit -= 1
-        self._reasons[reason] = now
-        self._told.add(source)
-        more = f" ({self._silent} more failures were not logged)" if self._silent else ""
-        self._silent = 0
-        logger.warning("source %d could not be %s: %s%s", source, what, text, more)
-        logger.debug("source %d:", source, exc_info=error)
-
-
-def describe(error: BaseException) -> str:
-    """Return an error's type and text in one line."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception as another:
-        text = f"(its text cannot be made: {type(another).__name__})"
-    return f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 class Producer:

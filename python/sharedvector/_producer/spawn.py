@@ -5,6 +5,7 @@ Never a fork, and never a second run of the user's main module.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -15,7 +16,7 @@ import types
 from typing import IO, Any
 
 from sharedvector._coordination import PoolSpawnError
-from sharedvector._producer import supervisor
+from sharedvector._producer import entry
 from sharedvector._producer.payload import REMEDY, Job, write_parcel
 
 _MAIN_MODULES = ("__main__", "__mp_main__")
@@ -96,44 +97,71 @@ def open_parcel(job: Job, loader: bytes) -> IO[bytes]:
 
         file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:
-        write_parcel(file, job, loader, os.environ.get("PYTHONPATH"))
+        write_parcel(file, job, loader)
     except BaseException:
         file.close()
         raise
     return file
 
 
-def start_supervisor(parcel_fd: int, owner_fd: int, report_fd: int) -> subprocess.Popen[bytes]:
+def start_supervisor(
+    parcel_fd: int, owner_fd: int, report_fd: int, limit: float
+) -> subprocess.Popen[bytes]:
     """Start a supervisor in a session of its own, out of reach of the terminal's signals.
 
     Args:
         parcel_fd: file of `open_parcel`.
         owner_fd: pidfd of this process, or -1.
         report_fd: write end of a pipe that this process reads, or -1.
+        limit: seconds that a worker may take to end.
 
     Raises:
         OSError: it cannot be started.
-        PoolSpawnError: this program has no Python interpreter to start.
+        PoolSpawnError: this program has no Python interpreter to start, or its environment is
+            larger than that of a new process can be.
     """
     if not sys.executable:
         raise PoolSpawnError("sys.executable is empty: set it to a Python interpreter")
-    # The whole path, as the package (or NumPy) may come from an entry that was added by hand.
-    path = os.pathsep.join(os.path.abspath(p) for p in sys.path if os.pathsep not in p)
     descriptors = (parcel_fd, owner_fd, report_fd)
     # Inherited: a SIGTERM to all that runs here must not end it before it can bury its owner.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         return subprocess.Popen(
-            [sys.executable, "-S", "-P", supervisor.__file__, *map(str, descriptors)],
+            [
+                *(sys.executable, "-S", "-P", entry.__file__, "supervisor"),
+                *map(str, (*descriptors, limit)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=_standard_error(),
-            env={**dict.fromkeys(_THREAD_LIMITS, "1"), **os.environ, "PYTHONPATH": path},
+            env={**dict.fromkeys(_THREAD_LIMITS, "1"), **os.environ},
+            cwd=_working_directory(),
             pass_fds=[fd for fd in descriptors if fd >= 0],
             start_new_session=True,
         )
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        name = max(os.environ, key=lambda key: len(os.environ[key]))
+        size = len(os.fsencode(os.environ[name]))
+        raise PoolSpawnError(
+            f"no process can be started with this environment: {error.strerror}; its largest "
+            f"variable, {name}, has {size} bytes; remove or shorten it (os.environ)"
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _working_directory() -> str | None:
+    """Where children start: here, or in / if this directory was removed.
+
+    There an interpreter does not start if ``PYTHONPATH`` has a relative entry.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "/"
+    return None
 
 
 def _standard_error() -> int:

@@ -1,4 +1,8 @@
-"""What a supervisor does once its first worker starts; see `supervisor`.
+"""The supervisor of a pool's workers, the owner's child, once its first worker starts (`entry`).
+
+It lives in a session of its own and never fills a slot itself. It starts the workers, starts them
+again when they die, and ends with its owner. When the owner dies without a word it stops the
+workers and removes the pool's files, provided that no new owner has come.
 
 It looks at the pool itself (and imports NumPy for that) only when it has to: when something went
 wrong, or after a second. Until then the processors belong to the workers.
@@ -12,7 +16,9 @@ import select
 import signal
 import time
 
-from sharedvector._producer.events import EventReader, encode_event
+from sharedvector._producer.events import EventReader, encode_event, wait_ready
+from sharedvector._producer.failures import describe, traceback_of
+from sharedvector._producer.guard import become_subreaper, end_strays
 from sharedvector._producer.monitor import Verdict, status_words
 from sharedvector._producer.payload import (
     EXIT_FATAL,
@@ -38,7 +44,9 @@ _RECOVER_EVERY = 2.0
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 _ORPHAN_LIMIT = 5.0  # seconds that workers get when the owner is dead
-_DYING_LIMIT = 5.0  # seconds to wait for the owner's end when both may have got one signal
+_GUARD_MARGIN = 3.5  # seconds that a worker's guard gets beyond its worker
+_KILL_LIMIT = 1.0  # seconds to wait for what was killed
+_SAME_WORDS_EVERY = 60.0  # seconds between two lines about a worker that ends in the same way
 _FATAL_LIMIT = 5.0  # seconds to wait for room in the owner's pipe for the last word
 
 
@@ -64,6 +72,7 @@ class Place:
         self.last_words = ""
         self.due = 0.0
         self._delay = _FIRST_DELAY
+        self._told = ("", 0.0)  # how it ended when that was logged last, and when
 
     def ended(self) -> int | None:
         """Exit status of the process, negative for a signal; None while it runs."""
@@ -72,6 +81,14 @@ class Place:
             return None
         self.pid = 0  # it may be another's from now on
         return os.waitstatus_to_exitcode(status)
+
+    def is_news(self, words: str) -> bool:
+        """Whether to log that it ended in this way: at once, and then every minute."""
+        now = time.monotonic()
+        if words == self._told[0] and now - self._told[1] < _SAME_WORDS_EVERY:
+            return False
+        self._told = (words, now)
+        return True
 
     def postpone(self) -> None:
         """Set when to start again: soon after a useful run, later and later after others."""
@@ -91,7 +108,7 @@ class Supervisor:
         report_fd: write end of a pipe to the owner, or -1 when it does not listen.
         events: the workers' pipe, both ends.
         first_pid: of the first worker; 0 when it could not be started.
-        start_worker: starts a worker, see `supervisor.start_worker`.
+        start_worker: starts a worker, see `entry.start_worker`.
     """
 
     def __init__(
@@ -102,7 +119,7 @@ class Supervisor:
         report_fd: int,
         events: tuple[int, int],
         first_pid: int,
-        start_worker: Callable[[int, int, int], int],
+        start_worker: Callable[[int, int, int, float], int],
     ) -> None:
         self._job = job
         self._parcel_fd = parcel_fd
@@ -120,7 +137,7 @@ class Supervisor:
         self._head_start_ends = began + _HEAD_START
         self._look_from = began + _TICK
         self._next_recover = 0.0
-        self._stopping = False
+        self._told = False
         self._owner_buried = False
         self._wake_read, wake_write = os.pipe()
         for fd in (*events, self._wake_read, wake_write):
@@ -138,6 +155,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Work until told to stop, until the owner is gone, or until a bootstrap is hopeless."""
+        become_subreaper()  # of what is left when a worker and its guard are killed
         status = 0
         try:
             fatal = self._work()
@@ -148,13 +166,11 @@ class Supervisor:
                 self._tell_owner({"event": "fatal", "error": fatal})
                 status = EXIT_FATAL
         self._end_workers(self._job.join_timeout)
-        if self._stopping and not self._owner_buried:
-            self._outlive_owner(_DYING_LIMIT)
         return status
 
     def _work(self) -> str | None:
         """Supervise; returns why the pool cannot be filled, None at any other end."""
-        while not self._stopping:
+        while not self._told_to_stop():
             self._read_events()
             self._reap()
             if self._owner_gone():
@@ -171,7 +187,24 @@ class Supervisor:
         return None
 
     def _on_term(self, number: int, frame: object) -> None:
-        self._stopping = True
+        self._told = True
+
+    def _told_to_stop(self) -> bool:
+        """Whether the owner has told it to stop; before that it has closed the pool.
+
+        SIGTERM may come from others, to this process alone or to everything that runs here. Then
+        the pool goes on until its owner closes it, or dies: of that signal as well, maybe later.
+        """
+        if self._told and not self._closed():
+            self._told = False
+        return self._told
+
+    def _closed(self) -> bool:
+        if not os.path.exists(os.path.join(self._job.directory, self._job.name)):
+            return True  # and without having to attach
+        from sharedvector import _core
+
+        return self._pool().retired_get() == _core.RETIRED_CLOSED
 
     def _pool(self) -> SharedVector:
         """The pool, attached at the first call."""
@@ -205,7 +238,9 @@ class Supervisor:
                 left = min(left, due - now)
                 continue
             try:
-                place.pid = self._start_worker(place.first, self._parcel_fd, self._events_write)
+                place.pid = self._start_worker(
+                    place.first, self._parcel_fd, self._events_write, self._job.join_timeout
+                )
             except OSError as error:
                 self.log().error("a producer worker could not be started: %s", error)
                 words = f"it could not be started: {error}"
@@ -219,17 +254,26 @@ class Supervisor:
             if status is None:
                 continue
             self._read_events()  # what it said before it ended
+            self._end_strays()
             self._count_restart()
-            if not self._stopping:
-                words = status_words(status)
-                if place.last_words:
-                    words = f"{words}; {place.last_words}"
-                self.log().warning("producer worker %d ended (%s)", place.first, words)
-                if status not in (EXIT_FATAL, EXIT_STALE):
-                    self._verdict.crashed(place.first, words, len(self._pool()))
-                if status == EXIT_STALE:
-                    self._verdict.doom("the segment was removed while the pool was being filled")
+            words = status_words(status)
+            if place.last_words:
+                words = f"{words}; {place.last_words}"
+            if place.is_news(words):
+                # Status 0 is that of one that was told to end, by somebody else.
+                level = "info" if status == 0 else "warning"
+                getattr(self.log(), level)("producer worker %d ended (%s)", place.first, words)
+            if status not in (EXIT_FATAL, EXIT_STALE):
+                self._verdict.crashed(place.first, words, len(self._pool()))
+            if status == EXIT_STALE:
+                self._verdict.doom("the segment was removed while the pool was being filled")
             place.postpone()
+
+    def _end_strays(self) -> None:
+        """End what a killed guard could not end any more."""
+        left = end_strays([place.pid for place in self._places])
+        if left:
+            self.log().warning("processes %s, which a loader has started, do not end", left)
 
     def _count_restart(self) -> None:
         from sharedvector import _core
@@ -237,20 +281,20 @@ class Supervisor:
         self._pool().counter_add(_core.COUNTER_RESTARTS)
 
     def _end_workers(self, limit: float) -> None:
-        """End every worker: SIGTERM, and SIGKILL after ``limit`` seconds.
+        """Tell every guard to end its worker within ``limit`` seconds, and kill it if it does not.
 
         The owner may die while they take their time. Then its files are removed, and the workers
         have `_ORPHAN_LIMIT` seconds left.
         """
         running = [place for place in self._places if place.pid != 0]
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limit + _GUARD_MARGIN
         for place in running:
             os.kill(place.pid, signal.SIGTERM)
         while True:
             if not self._owner_buried and self._owner_gone():
                 self._bury_owner()
                 deadline = min(deadline, time.monotonic() + _ORPHAN_LIMIT)
-            running = [place for place in running if place.ended() is None]
+            running = [place for place in running if not self._has_ended(place)]
             left = deadline - time.monotonic()
             if not running or left <= 0:
                 break
@@ -259,29 +303,18 @@ class Supervisor:
         for place in running:
             self.log().warning("a producer worker did not end in time and is killed")
             os.kill(place.pid, signal.SIGKILL)
-            os.waitpid(place.pid, 0)
+        deadline = time.monotonic() + _KILL_LIMIT
+        while any(place.ended() is None for place in running if place.pid != 0):
+            if time.monotonic() >= deadline:
+                break
+            self._wait(0.1)
+        self._end_strays()
 
-    def _outlive_owner(self, limit: float) -> None:
-        """Bury the owner if it dies now.
-
-        SIGTERM may have gone to everything that runs here. Then the owner dies of it as well, maybe
-        a little later, and nobody else would remove its files. Who closes a pool has done that, and
-        said so, before it tells us to stop.
-        """
-        if not os.path.exists(os.path.join(self._job.directory, self._job.name)):
-            return  # and without having to attach
-        from sharedvector import _core
-
-        deadline = time.monotonic() + limit
-        with contextlib.suppress(_StaleError):
-            while self._pool().retired_get() != _core.RETIRED_CLOSED:
-                left = deadline - time.monotonic()
-                if self._owner_gone():
-                    self._bury_owner()
-                if self._owner_buried or left <= 0:
-                    break
-                self._wait(min(left, _TICK))
-                self._read_events()
+    def _has_ended(self, place: Place) -> bool:
+        status = place.ended()
+        if status == -signal.SIGKILL:
+            self.log().warning("a producer worker did not end in time and was killed")
+        return status is not None
 
     def _recover(self) -> None:
         now = time.monotonic()
@@ -308,7 +341,8 @@ class Supervisor:
 
     def _read_events(self) -> None:
         for event in self._events.read():
-            self._take(event)
+            with contextlib.suppress(KeyError, TypeError, IndexError):  # not from a worker of ours
+                self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -345,7 +379,7 @@ class Supervisor:
         if self._report_fd < 0:
             return
         if event["event"] == "fatal":  # must not be lost to a pipe that is full for a moment
-            select.select([], [self._report_fd], [], _FATAL_LIMIT)
+            wait_ready(self._report_fd, _FATAL_LIMIT, to_write=True)
         try:
             os.write(self._report_fd, encode_event(event))
         except BlockingIOError:
@@ -358,7 +392,7 @@ class Supervisor:
 
     def _owner_gone(self) -> bool:
         """Dead, or living on as another program (exec), which gives the lock up just the same."""
-        if self._owner_fd >= 0 and select.select([self._owner_fd], [], [], 0)[0]:
+        if self._owner_fd >= 0 and wait_ready(self._owner_fd, 0):
             return True
         # Without a pidfd there is nothing else to look at.
         try:
@@ -402,7 +436,7 @@ def supervise(
     report_fd: int,
     events: tuple[int, int],
     first_pid: int,
-    start_worker: Callable[[int, int, int], int],
+    start_worker: Callable[[int, int, int, float], int],
 ) -> int:
     """Supervise until the end; returns the exit status. Arguments as `Supervisor`'s."""
     job = receive(parcel_fd)
@@ -412,7 +446,6 @@ def supervise(
     try:
         return supervisor.run()
     except Exception as error:
-        log = supervisor.log()
-        log.error("the supervisor of pool %r failed: %s", job.name, error)
-        log.debug("the supervisor failed:", exc_info=error)
+        text = f"the supervisor of pool {job.name!r} failed: {describe(error)}"
+        supervisor.log().error("%s\n%s", text, traceback_of(error))
         return 1

@@ -1,7 +1,8 @@
-"""One process of producer workers, the supervisor's child: ``main()`` in a new interpreter.
+"""One process of producer workers, the child of its guard (`guard`).
 
 Mostly it has one worker, in its main thread; or one in each of several threads, with a loader of
-its own. It dies with its supervisor, ignores SIGINT, and ends quietly on SIGTERM.
+its own. It dies with its guard, ignores SIGINT, and ends quietly on SIGTERM: it closes its loaders,
+runs the exit functions (``atexit``), and does not wait for either longer than it may.
 
 SIGTERM raises `Stopped` wherever the main thread is, in the loader too, which need not let it
 through: whatever catches everything swallows it, and ``__del__`` and callbacks have nobody to give
@@ -10,6 +11,7 @@ it to. So it also sets a flag that each producer looks at between two steps; thr
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -23,6 +25,7 @@ from typing import Any
 
 from sharedvector import _core
 from sharedvector._producer.events import encode_event
+from sharedvector._producer.failures import describe, traceback_of
 from sharedvector._producer.payload import (
     EXIT_FATAL,
     EXIT_STALE,
@@ -33,7 +36,7 @@ from sharedvector._producer.payload import (
     make_loader,
     receive,
 )
-from sharedvector._producer.producer import Producer, describe, number_loader
+from sharedvector._producer.producer import Producer, number_loader, optional
 from sharedvector._producer.writer import Stopped
 from sharedvector.lifecycle import install_parent_death_signal
 from sharedvector.vector import SharedVector
@@ -41,7 +44,9 @@ from sharedvector.vector import SharedVector
 logger = logging.getLogger("sharedvector")
 
 _EXIT_FAILED = 1
-_THREADS_SHARE = 0.8  # of the time to end that the threads get; then the process ends around them
+# Of the time to end: what the threads get, then what closing and exit functions get at least.
+_THREADS_SHARE = 0.7
+_EXIT_SHARE = 0.15
 
 
 class _Stop:
@@ -58,12 +63,46 @@ class _Stop:
 
     def on_signal(self, number: int, frame: types.FrameType | None) -> None:
         if self._asked:
-            # The first is on its way out, or was swallowed by something that takes long. The pool
-            # is made for workers that end anywhere.
-            os._exit(0)
+            return  # a whole job was told to end: by its manager, by the guard, by the supervisor
         self._asked = True
         _say_no_more()
         raise Stopped
+
+
+class _Exit:
+    """The end of the process, with the status of its work.
+
+    The interpreter's own end would mourn interrupted tasks of libraries, and take modules apart
+    under their threads. Nothing needs that here: the kernel drops the row's lock with the process.
+    So the last exit function ends it. The first that is registered is the last to run.
+
+    Attributes:
+        status: to end with.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+        self._timer: threading.Timer | None = None
+        atexit.register(self._leave)
+        os.register_at_fork(after_in_child=self._disarm)  # a child of the loader ends as it likes
+
+    def within(self, seconds: float) -> None:
+        """End the process after so many seconds, whatever it still does. The first call counts."""
+        if self._timer is None:
+            self._timer = threading.Timer(seconds, lambda: os._exit(self.status))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(Exception):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(self.status)
+
+    def _disarm(self) -> None:
+        atexit.unregister(self._leave)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Reporter:
@@ -115,16 +154,24 @@ class Crew:
         events_fd: write end of the pipe to the supervisor.
         vector: the pool.
         stop: whether it is time to end.
+        leaving: the end of the process.
     """
 
     def __init__(
-        self, job: Job, parcel_fd: int, events_fd: int, vector: SharedVector, stop: _Stop
+        self,
+        job: Job,
+        parcel_fd: int,
+        events_fd: int,
+        vector: SharedVector,
+        stop: _Stop,
+        leaving: _Exit,
     ) -> None:
         self._job = job
         self._parcel_fd = parcel_fd
         self._events_fd = events_fd
         self._vector = vector
         self._stop = stop
+        self._leaving = leaving
         self._status = 0
         self._failed = threading.Event()
 
@@ -139,7 +186,7 @@ class Crew:
             if self._stop.asked():
                 return 0
             text = f"the loader cannot be made in the producer process: {describe(error)}; {REMEDY}"
-            logger.error(text)
+            logger.error("%s\n%s", text, traceback_of(error))
             report.send({"event": "unloadable", "error": text})
             return EXIT_FATAL
         number_loader(loader, worker_id)
@@ -165,10 +212,12 @@ class Crew:
                 else "the loader ended it"
             )
             text = f"{who}: {describe(error)}"
-            logger.warning("producer worker %d: %s", worker_id, text)
-            logger.debug("producer worker %d:", worker_id, exc_info=error)
+            logger.warning("producer worker %d: %s\n%s", worker_id, text, traceback_of(error))
             report.send({"event": "ended", "error": text})
             return _EXIT_FAILED
+        finally:
+            self._leaving.within((_THREADS_SHARE + _EXIT_SHARE) * job.join_timeout)
+            close_loader(loader)
         return 0
 
     def work_in_threads(self) -> int:
@@ -204,35 +253,58 @@ class Crew:
             self._failed.set()
 
 
-def main() -> None:
-    """Run the workers of one process, and exit; arguments: see `supervisor.start_worker`."""
-    parcel_fd, events_fd, first, supervisor_pid = map(int, sys.argv[1:5])
+def work(parcel_fd: int, events_fd: int, first: int, guard: int, limit: float) -> int:
+    """Run the workers of one process; returns the exit status.
+
+    Args:
+        parcel_fd, events_fd, first, limit: see `entry.start_worker`.
+        guard: pid of the parent.
+    """
+    leaving = _Exit()  # before anything is imported that registers exit functions
     install_parent_death_signal()
-    if os.getppid() != supervisor_pid:
-        return  # it died before we could ask to be told
+    if os.getppid() != guard:
+        return 0  # it died before we could ask to be told
     stop = _Stop()
-    status = 0
     with contextlib.suppress(Stopped):
         signal.signal(signal.SIGTERM, stop.on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
         for fd in (parcel_fd, events_fd):
             os.set_inheritable(fd, False)
-        status = _work(parcel_fd, events_fd, first, stop)
-    if stop.asked():
-        _leave(status)
-    sys.exit(status)
+        leaving.status = _work(parcel_fd, events_fd, first, stop, leaving)
+    leaving.within(_EXIT_SHARE * limit)
+    return leaving.status
 
 
-def _work(parcel_fd: int, events_fd: int, first: int, stop: _Stop) -> int:
+def _work(parcel_fd: int, events_fd: int, first: int, stop: _Stop, leaving: _Exit) -> int:
     # A volume that is cut short while a worker decodes it is an error of that volume; one that is
     # rewritten in place at that moment may at worst end this process, which is started again.
     _core.guard_file_maps()
     job = receive(parcel_fd)
     log_to_stderr(job.log_level)
-    vector = attach_job(job)
+    try:
+        vector = attach_job(job)
+    except (OSError, RuntimeError, MemoryError) as error:
+        text = f"a producer worker cannot attach to the pool: {describe(error)}"
+        event = {"event": "ended", "error": text, "worker": first}
+        with contextlib.suppress(OSError):
+            os.write(events_fd, encode_event(event))
+        return _EXIT_FAILED
     if vector is None:
         return EXIT_STALE
-    crew = Crew(job, parcel_fd, events_fd, vector, stop)
+    crew = Crew(job, parcel_fd, events_fd, vector, stop, leaving)
     return crew.work(first) if job.threads == 1 else crew.work_in_threads()
+
+
+def close_loader(loader: Any) -> None:
+    """Let a loader end what it has started, by its ``close()``, or else its ``__exit__()``."""
+    try:
+        end = optional(loader, "close")
+        if callable(end):
+            end()
+        elif hasattr(type(loader), "__exit__"):
+            loader.__exit__(None, None, None)
+    except Exception as error:
+        logger.warning("the loader could not be closed: %s", describe(error))
 
 
 def _say_no_more() -> None:
@@ -240,16 +312,3 @@ def _say_no_more() -> None:
     warnings.simplefilter("ignore")  # coroutines that were never awaited
     sys.unraisablehook = lambda unraisable: None
     logging.getLogger("asyncio").disabled = True
-
-
-def _leave(status: int) -> None:
-    """End without the interpreter's own end, which would mourn interrupted tasks of libraries, and
-    wait for threads.
-
-    Nothing here needs it: the kernel drops the row's lock with the process.
-    """
-    with contextlib.suppress(Exception):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
