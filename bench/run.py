@@ -27,6 +27,7 @@ QUESTIONS = (
     "replace",
     "publish",
     "attach",
+    "create",
     "start",
     "batch",
     "zarr",

@@ -138,7 +138,10 @@ attach_first(int fd, int again, const svi_place *place, const sv_options *option
              const svi_facts *facts, sv_segment **out, sv_error *err)
 {
     svi_mapping *m = NULL;
-    int status = svi_mapping_make(fd, facts, place, &m, err);
+    int status = svi_mapping_begin(fd, &facts->st, &m, err);
+    if (status == 0 && (status = svi_mapping_make(m, facts, place, err)) != 0) {
+        svi_mapping_abandon(m);
+    }
     if (status != 0) {
         svi_os_close(again);
         return status;

@@ -350,21 +350,29 @@ block_retire(svi_mapping *m, sv_error *err)
     return status;
 }
 
-/* Give the memory of a removed block back, unless somebody looks at it. Process lock held. */
+bool
+svi_block_is_due(const svi_mapping *m)
+{
+    return m->mapped && m->g.kind == SVI_KIND_BLOCK && svi_block_is_removed(m) &&
+           !svi_buffer_is_pinned(m, 0) &&             /* E13, after the retirement */
+           svi_load_seq(&svi_header(m)->h_kept) == 0; /* B5: before the pin of who set it went */
+}
+
+/* Give the memory of a removed block back, unless somebody looks at it. It may be gigabytes, so that
+ * this is not done under the process lock: the caller counts in `looking` (V2). */
 static bool
 block_empty(svi_mapping *m)
 {
-    if (svi_buffer_is_pinned(m, 0) ||                /* E13, after the retirement */
-        svi_load_seq(&svi_header(m)->h_kept) != 0) { /* B5: before the pin of who set it went */
+    if (svi_process_lock(NULL) != 0) {
         return false;
     }
-    int fd = svi_probe(m);
-    if (fd < 0) {
-        return false;
+    int fd = svi_block_is_due(m) ? svi_probe(m) : -1;
+    svi_process_unlock();
+    if (fd >= 0) {
+        svi_os_punch(fd, m->g.off_payload, m->g.segment_bytes - m->g.off_payload);
+        SVI_STEP("block.emptied");
     }
-    svi_os_punch(fd, m->g.off_payload, m->g.segment_bytes - m->g.off_payload);
-    SVI_STEP("block.emptied");
-    return true;
+    return fd >= 0;
 }
 
 bool
@@ -382,54 +390,40 @@ svi_block_keep(svi_mapping *m)
 int
 sv_block_remove(sv_segment *segment, sv_error *err)
 {
-    svi_mapping *m = svi_mapping_of(segment);
-    int status = block_check(m, "remove block", err);
-    if (status != 0 || (status = svi_process_lock(err)) != 0) {
+    svi_look look;
+    int status = block_check(svi_mapping_of(segment), "remove block", err);
+    if (status != 0 || (status = svi_look_begin_handle(segment, &look, err)) != 0) {
         return status;
     }
-    bool emptied = false;
-    if (!m->owner) {
-        status = svi_fail(err, SV_EFORKED, 0, "remove block",
-                          "'%s' was made by another process, which alone removes it", m->name);
-    } else if ((status = block_retire(m, err)) == 0) {
-        emptied = block_empty(m);
+    svi_mapping *m = look.m;
+    if ((status = svi_process_lock(err)) == 0) {
+        status = m->owner ? block_retire(m, err)
+                          : svi_fail(err, SV_EFORKED, 0, "remove block",
+                                     "'%s' was made by another process, which alone removes it",
+                                     m->name);
+        svi_process_unlock();
     }
-    svi_process_unlock();
     /* What the dead pinned holds nothing up. When that fails, the memory goes with the last process
      * that is attached. */
-    if (status != 0 || emptied || svi_recover(m, 0, NULL, NULL) != 0 ||
-        svi_process_lock(NULL) != 0) {
-        return status;
-    }
-    svi_block_settle_locked(m);
-    svi_process_unlock();
-    return 0;
-}
-
-void
-svi_block_settle_locked(svi_mapping *m)
-{
-    /* The lock was free for a moment: this may be another segment by now. */
-    if (m->mapped && m->g.kind == SVI_KIND_BLOCK && svi_block_is_removed(m)) {
+    if (status == 0 && !block_empty(m) && svi_recover(m, 0, NULL, NULL) == 0) {
         (void)block_empty(m);
     }
+    svi_look_end(&look);
+    return status;
 }
 
 /* Without the pin the header may be unmapped at any moment: a look at it counts as one (V2). */
 void
 svi_block_unpin(svi_mapping *m, uint32_t buffer)
 {
+    const svi_look look = {.m = m, .probe = -1};
     svi_add_seq(&m->looking, 1); /* E12: before the pin goes */
     svi_unpin_buffer(m, buffer);
     SVI_STEP("block.unpinned");
-    if (__builtin_expect(svi_block_is_removed(m), 0) && svi_process_lock(NULL) == 0) {
-        svi_block_settle_locked(m);
-        svi_process_unlock();
+    if (__builtin_expect(svi_block_is_removed(m), 0)) {
+        (void)block_empty(m);
     }
-    (void)svi_sub_seq(&m->looking, 1);                         /* E12 */
-    if (__builtin_expect(svi_load_seq(&m->closing) != 0, 0)) { /* E11 (V2) */
-        svi_mapping_settle(m);
-    }
+    svi_look_end(&look);
 }
 
 uint64_t

@@ -23,9 +23,9 @@ bool svi_block_keep(svi_mapping *m);
  * mapped. Takes the process lock when it was removed. */
 void svi_block_unpin(svi_mapping *m, uint32_t buffer);
 
-/* A mapping is about to go: the same for a block that nobody looks at any more. Other segments:
- * nothing. Process lock held. */
-void svi_block_settle_locked(svi_mapping *m);
+/* Is this a removed block that nobody looks at, so that its memory may be given back? A block that is
+ * due stays so. Process lock held. */
+bool svi_block_is_due(const svi_mapping *m);
 
 /* Has its maker removed the block? Asked after a pin, so that its memory stays when not, and after an
  * unpin, so that it goes when so (E13). */

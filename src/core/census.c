@@ -194,17 +194,16 @@ svi_row_holders(svi_mapping *m, uint32_t buffer, char *out, size_t bytes)
 uint32_t
 sv_rows(const sv_segment *segment, sv_row_info *out, uint32_t count)
 {
-    svi_mapping *m = svi_mapping_of(segment);
-    if (m == NULL || svi_process_lock(NULL) != 0) {
+    svi_look look;
+    if (svi_look_begin_handle(segment, &look, NULL) != 0) {
         return 0;
     }
     uint32_t found = 0;
-    uint32_t high = svi_high_rows(m);
-    int probe = svi_probe(m);
+    uint32_t high = svi_high_rows(look.m);
     census_writers writers;
-    census_find_writers(m, &writers);
+    census_find_writers(look.m, &writers);
     for (uint32_t r = 0; r < high; r++) {
-        const svm_row *row = svi_row(m, r);
+        const svm_row *row = svi_row(look.m, r);
         if (svi_load_seq(&row->r_state) == SVI_ROW_FREE) { /* a hint, for people */
             continue;
         }
@@ -212,36 +211,36 @@ sv_rows(const sv_segment *segment, sv_row_info *out, uint32_t count)
             sv_row_info *info = &out[found];
             census_command(row, info->command);
             info->row = r;
-            info->live = probe < 0 || svi_os_lock_test(probe, SVI_LOCK_ROW + r) != 0;
+            info->live = svi_row_alive(look.probe, r);
             info->owner = info->live && svi_load_relaxed(&row->r_owner) != 0;
             info->pid = (int32_t)svi_load_relaxed(&row->r_pid);
             info->start_time = svi_load_relaxed(&row->r_start_time);
             info->attached_ns = svi_load_relaxed(&row->r_attached_ns);
-            info->pins = census_pins(m, r, SVI_ANY_BUFFER, &info->oldest_ns);
+            info->pins = census_pins(look.m, r, SVI_ANY_BUFFER, &info->oldest_ns);
             info->claims = census_claims(&writers, r);
         }
         found++;
     }
-    svi_process_unlock();
+    svi_look_end(&look);
     return found;
 }
 
 uint64_t
 sv_handle_count(const sv_segment *segment)
 {
-    svi_mapping *m = svi_mapping_of(segment);
-    if (m == NULL || svi_process_lock(NULL) != 0) {
+    svi_look look;
+    if (svi_look_begin_handle(segment, &look, NULL) != 0) {
         return 0;
     }
     uint64_t count = 0;
-    uint32_t high = svi_high_rows(m);
+    uint32_t high = svi_high_rows(look.m);
     for (uint32_t r = 0; r < high; r++) {
-        const svm_row *row = svi_row(m, r);
+        const svm_row *row = svi_row(look.m, r);
         /* a hint, for people */
-        if (svi_load_seq(&row->r_state) != SVI_ROW_FREE && svi_row_alive(m, r)) {
+        if (svi_load_seq(&row->r_state) != SVI_ROW_FREE && svi_row_alive(look.probe, r)) {
             count += svi_load_relaxed(&row->r_handles);
         }
     }
-    svi_process_unlock();
+    svi_look_end(&look);
     return count;
 }

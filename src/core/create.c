@@ -100,19 +100,36 @@ create_test_locks(svi_mapping *m, sv_error *err)
     return 0;
 }
 
-/* Give the nameless file its size and mode, reserve its memory, write its header. */
+/* A nameless file of the right size and mode, as a busy mapping. Process lock held. */
+static int
+create_begin(const svi_place *place, const sv_options *options, svi_facts *facts, svi_mapping **out,
+             sv_error *err)
+{
+    int status;
+    int fd = svi_os_tmpfile(place->directory, (mode_t)options->mode);
+    if (fd < 0) {
+        return svi_fail(err, fd == -EOPNOTSUPP || fd == -EISDIR ? SV_EUNSUPPORTED : SV_ESYS, -fd,
+                        "create segment", "cannot make a nameless file in '%s'", place->directory);
+    }
+    if ((status = svi_os_fchmod(fd, (mode_t)options->mode)) != 0 ||
+        (status = svi_os_truncate(fd, facts->g.segment_bytes)) != 0 ||
+        (status = svi_os_fstat(fd, &facts->st)) != 0) {
+        svi_os_close(fd);
+        return svi_fail(err, SV_ESYS, -status, "create segment", "cannot prepare '%s' in '%s'",
+                        place->name, place->directory);
+    }
+    return svi_mapping_begin(fd, &facts->st, out, err);
+}
+
+/* Reserve the memory of the file and write its header. Takes seconds for gigabytes: without the process
+ * lock. */
 static int
 create_fill(int fd, const svi_place *place, const sv_options *options, const char *generation,
             svi_facts *facts, sv_error *err)
 {
     const svi_geometry *g = &facts->g;
     int status;
-    if ((status = svi_os_fchmod(fd, (mode_t)options->mode)) != 0 ||
-        (status = svi_os_truncate(fd, g->segment_bytes)) != 0 ||
-        (status = svi_os_fstat(fd, &facts->st)) != 0) {
-        return svi_fail(err, SV_ESYS, -status, "create segment", "cannot prepare '%s' in '%s'",
-                        place->name, place->directory);
-    }
+    SVI_STEP("create.reserving");
     svi_huge_reserve(fd, g->off_payload, g->segment_bytes);
     uint64_t rows = (uint64_t)svi_geometry_first_rows(g) * g->row_stride;
     if ((status = svi_os_allocate(fd, 0, g->off_rows + rows)) != 0 ||
@@ -132,27 +149,30 @@ create_fill(int fd, const svi_place *place, const sv_options *options, const cha
     if ((status = svi_os_pwrite(fd, &facts->header, sizeof facts->header, 0)) != 0) {
         return svi_fail(err, SV_ESYS, -status, "create segment", "cannot write the header");
     }
+    SVI_STEP("create.reserved");
     return 0;
 }
 
-/* Make the segment without a name; on success the caller links its probe. Process lock held. */
+/* Make the segment without a name; on success the caller links its probe. Process lock held; it is
+ * given up while memory is reserved, or given back after a failure. */
 static int
 create_make(const svi_place *place, const sv_options *options, const svi_geometry *g,
             const char *generation, svi_mapping **out, sv_error *err)
 {
     svi_mapping *m = NULL;
     svi_facts facts = {.g = *g};
-    int fd = svi_os_tmpfile(place->directory, (mode_t)options->mode);
-    if (fd < 0) {
-        return svi_fail(err, fd == -EOPNOTSUPP || fd == -EISDIR ? SV_EUNSUPPORTED : SV_ESYS, -fd,
-                        "create segment", "cannot make a nameless file in '%s'", place->directory);
-    }
-    int status = create_fill(fd, place, options, generation, &facts, err);
+    int status = create_begin(place, options, &facts, &m, err);
     if (status != 0) {
-        svi_os_close(fd);
         return status;
     }
-    if ((status = svi_mapping_make(fd, &facts, place, &m, err)) != 0) {
+    svi_process_unlock();
+    status = create_fill(m->probe, place, options, generation, &facts, err);
+    (void)svi_process_lock(NULL); /* was held before: it cannot fail */
+    if (status != 0 || (status = svi_mapping_make(m, &facts, place, err)) != 0) {
+        svi_process_unlock();
+        (void)svi_os_truncate(m->probe, 0);
+        (void)svi_process_lock(NULL);
+        svi_mapping_abandon(m);
         return status;
     }
     m->owner = options->owned != 0;
@@ -219,11 +239,7 @@ create_plan(sv_options *options, char generation[SV_GENERATION_BYTES], svi_geome
 static int
 create_unlink_old(const svi_place *place, sv_error *err)
 {
-    int status = create_check_replaceable(place, err);
-    if (status != 0) {
-        return status;
-    }
-    status = svi_os_unlink(place->path);
+    int status = svi_os_unlink(place->path);
     if (status != 0 && status != -ENOENT) {
         return svi_fail(err, SV_ESYS, -status, "create segment",
                         "cannot replace %s: unlinking it failed", place->path);
@@ -242,9 +258,15 @@ svi_create(const svi_place *place, const sv_options *options, bool replace, sv_s
     svi_mapping *m = NULL;
     int status;
     if ((status = create_plan(&filled, generation, &g, err)) != 0 ||
-        (replace && (status = create_unlink_old(place, err)) != 0) ||
-        (status = create_check_room(place, &g, err)) != 0 ||
-        (status = create_make(place, &filled, &g, generation, &m, err)) != 0) {
+        (replace && (status = create_check_replaceable(place, err)) != 0)) {
+        return status;
+    }
+    svi_process_unlock(); /* freeing what was replaced takes as long as reserving it */
+    if (!replace || (status = create_unlink_old(place, err)) == 0) {
+        status = create_check_room(place, &g, err);
+    }
+    (void)svi_process_lock(NULL); /* was held before: it cannot fail */
+    if (status != 0 || (status = create_make(place, &filled, &g, generation, &m, err)) != 0) {
         return status;
     }
     SVI_STEP("create.made");

@@ -59,6 +59,10 @@ fork_adopt(bool handlers_ran)
 {
     svi_lockfile_forked(handlers_ran); /* a raw clone may share our parent's descriptors */
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
+        if (m->busy) { /* F5: a thread of the parent was at work on it */
+            m->probe = handlers_ran ? m->probe : -1;
+            svi_mapping_abandon(m);
+        }
         if (!m->mapped) {
             continue;
         }
@@ -329,7 +333,7 @@ svi_mapping *
 svi_mapping_obtain(void)
 {
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
-        if (!m->mapped && m->handles == 0 && !m->stays) { /* views may name one that stays */
+        if (!m->mapped && !m->busy && m->handles == 0 && !m->stays) { /* views may name one that stays */
             svi_mapping *next = m->next;
             svi_cells_pointer *cells = m->cells;
             /* Not memset: a late reader may still look at `closing` (rule V3). */

@@ -3,6 +3,11 @@
  * with fork, the list of mappings, and the hand-over of views to a forked child.
  *
  * Lock order: fork gate, then process lock. Neither is held while anybody waits for another process.
+ *
+ * What is done under the process lock is short, as forks, first pins and closes wait for it: system calls
+ * that neither reserve nor free payload, one look at each row (attaching), one pass over the cells and
+ * claims of one row (recovering, forking). Reserving and freeing memory, unlinking, and passes over all
+ * rows are done without it (rules F5, V2).
  */
 #ifndef SVI_FORK_H
 #define SVI_FORK_H

@@ -5,6 +5,7 @@
  */
 #include "huge.h"
 
+#include "fork.h"
 #include "os.h"
 
 /* Collapsed in one call; each call has a cost of its own, and is not interrupted. */
@@ -29,13 +30,30 @@ huge_touch(int fd, uint64_t start, uint64_t end)
     return status;
 }
 
+/* A map that no child inherits: it would keep the memory. */
+static int
+huge_map(int fd, uint64_t first, uint64_t bytes, void **out)
+{
+    int status = svi_process_lock(NULL);
+    if (status != 0) {
+        return status;
+    }
+    status = svi_os_map_huge(fd, first, bytes, true, out);
+    if (status == 0 && svi_os_pass_to_children(*out, bytes, false) != 0) {
+        svi_os_unmap(*out, bytes);
+        status = SV_ESYS;
+    }
+    svi_process_unlock();
+    return status;
+}
+
 void
 svi_huge_reserve(int fd, uint64_t offset, uint64_t end)
 {
     uint64_t first = (offset + SVI_HUGE_BYTES - 1) / SVI_HUGE_BYTES * SVI_HUGE_BYTES;
     uint64_t last = end / SVI_HUGE_BYTES * SVI_HUGE_BYTES;
     void *map = NULL;
-    if (first >= last || svi_os_map_huge(fd, first, last - first, true, &map) != 0) {
+    if (first >= last || huge_map(fd, first, last - first, &map) != 0) {
         return;
     }
     uint64_t started = svi_os_monotonic_ns();

@@ -18,6 +18,7 @@
 #include "share.h"
 
 #define MAPPING_PREFAULT_LEAST (UINT64_C(64) << 10) /* bytes; below, the call gains nothing */
+#define MAPPING_UNMAP_BYTES (UINT64_C(64) << 20)
 
 #ifdef SVI_TESTING
 bool svi_testing_single_map = false;
@@ -178,12 +179,65 @@ mapping_free(svi_mapping *m)
     atomic_store_explicit(&m->numbers, NULL, memory_order_relaxed);
 }
 
+static void
+mapping_close_probe(svi_mapping *m)
+{
+    struct stat st;
+    if (m->probe >= 0 && svi_os_fstat(m->probe, &st) == 0 &&
+        svi_same_file(&st, m->device, m->inode)) {
+        svi_os_close(m->probe);
+    }
+    m->probe = -1;
+}
+
+void
+svi_mapping_abandon(svi_mapping *m)
+{
+    mapping_close_probe(m);
+    m->busy = false;
+}
+
+/* From the end, piece by piece: while the kernel takes a piece out of the page table, no other thread
+ * can map or fork. */
+static void
+mapping_unmap(unsigned char *map, uint64_t bytes)
+{
+    while (map != NULL && bytes > MAPPING_UNMAP_BYTES) {
+        uint64_t rest = (bytes - 1) / MAPPING_UNMAP_BYTES * MAPPING_UNMAP_BYTES;
+        svi_os_unmap(map + rest, bytes - rest);
+        bytes = rest;
+    }
+    svi_os_unmap(map, bytes);
+}
+
+/* What the kernel frees for long: without the process lock. */
+static void
+mapping_free_memory(svi_mapping *m, unsigned char *ro, unsigned char *rw, bool punch)
+{
+    uint64_t bytes = m->g.segment_bytes;
+    /* A child that is forked from here on inherits neither map (F5). */
+    (void)svi_os_pass_to_children(ro, ro == NULL ? 0 : bytes, false);
+    (void)svi_os_pass_to_children(rw, rw == NULL ? 0 : bytes, false);
+    if (!punch) {
+        mapping_close_probe(m); /* frees nothing while the maps are there */
+    }
+    svi_process_unlock();
+    SVI_STEP("detach.unmapping");
+    if (punch) {
+        svi_os_punch(m->probe, m->g.off_payload, bytes - m->g.off_payload);
+        SVI_STEP("block.emptied");
+    }
+    mapping_unmap(rw, bytes);
+    mapping_unmap(ro, bytes);
+    (void)svi_process_lock(NULL); /* was held before: it cannot fail */
+}
+
 void
 svi_mapping_drop(svi_mapping *m)
 {
     unsigned char *rw = atomic_load_explicit(&m->rw, memory_order_relaxed);
     svi_share_settle(m);
-    svi_block_settle_locked(m);
+    bool punch = svi_block_is_due(m) && svi_probe(m) >= 0;
     svi_block_unlist(m);
     atomic_store_explicit(m->cells, NULL, memory_order_relaxed);
     if (svi_load_relaxed(&m->left_pins) != 0) { /* relaxed: process lock */
@@ -191,21 +245,18 @@ svi_mapping_drop(svi_mapping *m)
     } else {
         svi_row_drop(m, &m->hold);
     }
+    mapping_free(m);
+    unsigned char *ro = NULL;
     if (!m->stays) {
-        svi_os_unmap(rw != m->ro ? rw : NULL, m->g.segment_bytes);
-        svi_os_unmap((unsigned char *)(uintptr_t)m->ro, m->g.segment_bytes);
+        ro = (unsigned char *)(uintptr_t)m->ro;
         m->ro = NULL; /* else views show it, and their descriptions are read there */
     }
     atomic_store_explicit(&m->rw, NULL, memory_order_relaxed);
-    struct stat st;
-    if (m->probe >= 0 && svi_os_fstat(m->probe, &st) == 0 &&
-        svi_same_file(&st, m->device, m->inode)) {
-        svi_os_close(m->probe);
-    }
-    mapping_free(m);
-    m->probe = -1;
     m->owner = false;
     m->mapped = false;
+    m->busy = true;
+    mapping_free_memory(m, ro, m->stays || rw == ro ? NULL : rw, punch);
+    svi_mapping_abandon(m);
 }
 
 void
@@ -222,6 +273,50 @@ svi_mapping_settle(svi_mapping *m)
         svi_mapping_drop(m);
     }
     svi_process_unlock();
+}
+
+/* ---- looking without a pin ----------------------------------------------------------------- */
+
+static int
+look_begin_locked(svi_mapping *m, svi_look *out, sv_error *err)
+{
+    if (m == NULL || !m->mapped) {
+        return svi_fail(err, SV_ECLOSED, 0, "look at segment", "the handle is closed");
+    }
+    svi_add_seq(&m->looking, 1); /* E12 */
+    *out = (svi_look){.m = m, .probe = svi_probe(m)};
+    return 0;
+}
+
+int
+svi_look_begin(svi_mapping *m, svi_look *out, sv_error *err)
+{
+    int status = svi_process_lock(err);
+    if (status == 0) {
+        status = look_begin_locked(m, out, err);
+        svi_process_unlock();
+    }
+    return status;
+}
+
+int
+svi_look_begin_handle(const sv_segment *segment, svi_look *out, sv_error *err)
+{
+    int status = svi_process_lock(err);
+    if (status == 0) {
+        status = look_begin_locked(svi_mapping_of(segment), out, err);
+        svi_process_unlock();
+    }
+    return status;
+}
+
+void
+svi_look_end(const svi_look *look)
+{
+    (void)svi_sub_seq(&look->m->looking, 1);                         /* E12 */
+    if (__builtin_expect(svi_load_seq(&look->m->closing) != 0, 0)) { /* E11 (V2) */
+        svi_mapping_settle(look->m);
+    }
 }
 
 /* ---- handles ------------------------------------------------------------------------------- */
@@ -255,21 +350,31 @@ svi_mapping_is_named(const svi_place *place)
 }
 
 int
-svi_mapping_make(int fd, const svi_facts *facts, const svi_place *place, svi_mapping **out,
-                 sv_error *err)
+svi_mapping_begin(int fd, const struct stat *st, svi_mapping **out, sv_error *err)
 {
-    const svi_geometry *g = &facts->g;
     svi_mapping *m = svi_mapping_obtain();
     if (m == NULL) {
         svi_os_close(fd);
         return svi_fail(err, SV_ENOMEM, ENOMEM, "map segment", "no memory for a mapping");
     }
+    m->device = st->st_dev;
+    m->inode = st->st_ino;
+    m->probe = fd;
+    m->busy = true;
+    *out = m;
+    return 0;
+}
+
+int
+svi_mapping_make(svi_mapping *m, const svi_facts *facts, const svi_place *place, sv_error *err)
+{
+    const svi_geometry *g = &facts->g;
+    int fd = m->probe;
     m->g = *g;
     m->used = calloc(svi_cell_groups(m), sizeof *m->used);
     m->left = calloc(m->g.buffer_count, sizeof *m->left);
     if (m->used == NULL || m->left == NULL) {
         mapping_free(m);
-        svi_os_close(fd);
         return svi_fail(err, SV_ENOMEM, ENOMEM, "map segment", "no memory for a mapping");
     }
     void *map = NULL;
@@ -283,24 +388,20 @@ svi_mapping_make(int fd, const svi_facts *facts, const svi_place *place, svi_map
 #endif
     if (status != 0) {
         mapping_free(m);
-        svi_os_close(fd);
         return svi_fail(err, status == -ENOMEM ? SV_ENOMEM : SV_ESYS, -status, "map segment",
                         "cannot map the %llu bytes of '%s' (limit of address space?)",
                         (unsigned long long)g->segment_bytes, place->name);
     }
     svi_os_dont_dump((unsigned char *)map + g->off_payload, g->segment_bytes - g->off_payload);
     m->ro = map;
-    m->device = facts->st.st_dev;
-    m->inode = facts->st.st_ino;
     m->owned = facts->header.h_owned;
     m->mode = facts->header.h_mode;
     memcpy(m->generation, facts->header.h_generation, sizeof m->generation);
     memcpy(m->dtype, facts->header.h_dtype, sizeof m->dtype);
     svi_text_copy(m->name, sizeof m->name, place->name);
     svi_text_copy(m->directory, sizeof m->directory, place->directory);
-    m->probe = fd;
     m->mapped = true;
-    *out = m;
+    m->busy = false;
     return 0;
 }
 

@@ -61,12 +61,13 @@ typedef struct svi_mapping {
     svi_word left_pins;   /* sum of these; written under the process lock */
     bool left_for_good;   /* it cannot be told when those children end; process lock */
     bool mapped;          /* process lock */
+    bool busy;            /* made or given back without the process lock (rule F5); process lock */
     bool owner;           /* this process holds the owner byte; process lock */
     struct svi_listing *listing; /* of a block that this process made; process lock */
     uint32_t handles;            /* process lock */
     svi_word rows_seen;          /* rows that were seen to have memory; grows */
     svi_word reservations;
-    svi_word looking; /* threads that gave a pin of a block back and read its header (rule V2) */
+    svi_word looking; /* threads that read the map without a pin or the process lock (rule V2) */
     svi_word closing; /* SVI_CLOSED | SVI_SHARED (rule V2) */
     int probe;        /* only for making fresh descriptions and testing locks */
     dev_t device;
@@ -239,9 +240,18 @@ typedef struct svi_facts {
     svi_geometry g;
 } svi_facts;
 
-/* Map the file behind fd, whose ownership this takes. Process lock held. */
-int svi_mapping_make(int fd, const svi_facts *facts, const svi_place *place, svi_mapping **out,
-                     sv_error *err);
+/*
+ * Begin a mapping of the file behind fd, whose ownership this takes. Until svi_mapping_make() or
+ * svi_mapping_abandon() it is busy: nobody finds it, and a child forked meanwhile closes the descriptor
+ * (rule F5), so that the process lock may be given up. Process lock held.
+ */
+int svi_mapping_begin(int fd, const struct stat *st, svi_mapping **out, sv_error *err);
+
+/* Map the file of a mapping that was begun; after a failure it still is. Process lock held. */
+int svi_mapping_make(svi_mapping *m, const svi_facts *facts, const svi_place *place, sv_error *err);
+
+/* End a busy mapping of which nothing is mapped. Process lock held. */
+void svi_mapping_abandon(svi_mapping *m);
 
 /* A new handle on a mapping. Process lock held. */
 int svi_mapping_handle(svi_mapping *m, sv_segment **out, sv_error *err);
@@ -249,11 +259,24 @@ int svi_mapping_handle(svi_mapping *m, sv_segment **out, sv_error *err);
 /* Is the mapping without handles, pins and looks at its header? Process lock held. */
 bool svi_mapping_is_unused(const svi_mapping *m);
 
-/* Give everything of an unused mapping back. Process lock held. */
+/* Give everything of an unused mapping back. Process lock held; it is given up while the kernel frees
+ * the memory, which takes long for gigabytes. */
 void svi_mapping_drop(svi_mapping *m);
 
 /* Unmap when the last handle and the last view are gone. Takes the process lock. */
 void svi_mapping_settle(svi_mapping *m);
+
+/* A mapping that stays mapped while it is looked at, without a pin and without the process lock. */
+typedef struct svi_look {
+    svi_mapping *m;
+    int probe; /* as svi_probe() */
+} svi_look;
+
+/* Look at a mapping, or at that of a handle, until svi_look_end() (rule V2). SV_ECLOSED. Both take the
+ * process lock. */
+int svi_look_begin(svi_mapping *m, svi_look *out, sv_error *err);
+int svi_look_begin_handle(const sv_segment *segment, svi_look *out, sv_error *err);
+void svi_look_end(const svi_look *look);
 
 /* Complete an ENOSPC message: free space, how to enlarge it, orphans of this user. */
 int svi_fail_no_space(sv_error *err, const char *operation, const char *directory, const char *name,

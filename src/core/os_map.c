@@ -100,13 +100,26 @@ svi_os_map_wipe_on_fork(size_t bytes, void **out)
     return 0;
 }
 
+/* In pieces: during each no other thread can map or fork. */
+static int
+map_populate(void *address, size_t bytes, int advice)
+{
+    const size_t piece = (size_t)16 << 20;
+    for (size_t at = 0; at < bytes; at += piece) {
+        if (madvise((char *)address + at, bytes - at < piece ? bytes - at : piece, advice) != 0) {
+            return -errno;
+        }
+    }
+    return 0;
+}
+
 void
 svi_os_prefault(void *address, size_t bytes)
 {
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
-    (void)madvise(address, bytes, MADV_POPULATE_WRITE);
+    (void)map_populate(address, bytes, MADV_POPULATE_WRITE);
 }
 
 int
@@ -115,7 +128,7 @@ svi_os_prefault_read(void *address, size_t bytes)
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
-    return madvise(address, bytes, MADV_POPULATE_READ) != 0 ? -errno : 0;
+    return map_populate(address, bytes, MADV_POPULATE_READ);
 }
 
 void

@@ -34,9 +34,8 @@ svi_row_clean(const svi_mapping *m, unsigned char *rw, uint32_t row)
 }
 
 bool
-svi_row_alive(svi_mapping *m, uint32_t row)
+svi_row_alive(int probe, uint32_t row)
 {
-    int probe = svi_probe(m);
     return probe < 0 || svi_os_lock_test(probe, SVI_LOCK_ROW + row) != 0;
 }
 
@@ -84,55 +83,73 @@ recover_count_filled(const svi_mapping *m, unsigned char *rw)
 /* Does a row look dead, and as if it pinned the buffer? Hints (R5): what counts is looked at again
  * under the row's lock. */
 static bool
-recover_is_due(svi_mapping *m, uint32_t r, uint32_t buffer)
+recover_is_due(const svi_look *look, uint32_t r, uint32_t buffer)
 {
+    const svi_mapping *m = look->m;
     const svm_row *row = svi_row(m, r);
-    if (r == m->hold.row || svi_load_seq(&row->r_state) == SVI_ROW_FREE) { /* hint (R5) */
+    if (svi_load_seq(&row->r_state) == SVI_ROW_FREE) { /* hint (R5) */
         return false;
     }
     bool pins = buffer == SVI_ANY_BUFFER ||
                 svi_cell_pins(svi_load_relaxed(&row->r_cells[buffer])) != 0; /* hint (R5) */
-    return pins && !svi_row_alive(m, r);
+    return pins && !svi_row_alive(look->probe, r);
 }
 
-int
-svi_recover(svi_mapping *m, uint32_t buffer, uint32_t *recovered, sv_error *err)
+/* One row, or with SVI_NO_ROW the uncounted slots. Under the process lock: no child may inherit the
+ * description that holds the row's byte, nor the map for writing. As recover_row(), or an SV_E code. */
+static int
+recover_one(svi_mapping *m, uint32_t row, sv_error *err)
 {
-    uint32_t count = 0;
     unsigned char *rw = NULL;
     int status = svi_process_lock(err);
     if (status != 0) {
         return status;
     }
-    if (!m->mapped) {
-        status = svi_fail(err, SV_ECLOSED, 0, "recover", "the handle is closed");
-        goto done;
-    }
-    if ((status = svi_rows_check(m, "recover", err)) != 0) {
-        goto done;
-    }
-    if (svi_probe(m) < 0) {
-        status = svi_fail(err, SV_ESYS, EBADF, "recover", "cannot open '%s' again", m->name);
-        goto done;
-    }
-    if ((status = svi_writable_borrow(m, &rw, err)) != 0) {
-        goto done;
-    }
-    svi_share_settle(m);
-    uint32_t high = svi_high_rows(m);
-    for (uint32_t r = 0; r < high; r++) {
-        int cleaned = recover_is_due(m, r, buffer) ? recover_row(m, rw, r) : 0;
-        if (cleaned < 0) {
-            status = svi_fail(err, SV_ESYS, -cleaned, "recover", "cannot recover row %u of '%s'", r,
-                              m->name);
-            break;
+    if ((status = svi_writable_borrow(m, &rw, err)) == 0) {
+        if (row == SVI_NO_ROW) {
+            recover_count_filled(m, rw);
+        } else if ((status = recover_row(m, rw, row)) < 0) {
+            status = svi_fail(err, SV_ESYS, -status, "recover", "cannot recover row %u of '%s'",
+                              row, m->name);
         }
-        count += (uint32_t)cleaned;
+        svi_writable_return(m, rw);
     }
-    recover_count_filled(m, rw);
-    svi_writable_return(m, rw);
-done:
     svi_process_unlock();
+    return status;
+}
+
+/* Each dead row that is due, then what was filled and not counted, whatever became of the rows. */
+static int
+recover_all(const svi_look *look, uint32_t buffer, uint32_t *count, sv_error *err)
+{
+    int status = 0;
+    uint32_t high = svi_high_rows(look->m);
+    for (uint32_t r = 0; r < high && status >= 0; r++) {
+        status = recover_is_due(look, r, buffer) ? recover_one(look->m, r, err) : 0;
+        *count += status > 0;
+    }
+    int counted = recover_one(look->m, SVI_NO_ROW, status < 0 ? NULL : err);
+    return status < 0 ? status : counted;
+}
+
+int
+svi_recover(svi_mapping *m, uint32_t buffer, uint32_t *recovered, sv_error *err)
+{
+    svi_look look;
+    uint32_t count = 0;
+    int status = svi_look_begin(m, &look, err);
+    if (status != 0) {
+        return status;
+    }
+    if ((status = svi_rows_check(m, "recover", err)) == 0 && look.probe < 0) {
+        status = svi_fail(err, SV_ESYS, EBADF, "recover", "cannot open '%s' again", m->name);
+    }
+    if (status == 0 && (status = svi_process_lock(err)) == 0) {
+        svi_share_settle(m);
+        svi_process_unlock();
+        status = recover_all(&look, buffer, &count, err);
+    }
+    svi_look_end(&look);
     if (status == 0 && recovered != NULL) {
         *recovered = count;
     }

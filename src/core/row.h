@@ -70,8 +70,8 @@ svi_cells(const svi_mapping *m)
     return atomic_load_explicit(m->cells, memory_order_acquire);
 }
 
-/* Does the row's process live? A row whose state cannot be told counts as living. Process lock. */
-bool svi_row_alive(svi_mapping *m, uint32_t row);
+/* Does the row's process live? A row whose state cannot be told (probe -1) counts as living. */
+bool svi_row_alive(int probe, uint32_t row);
 
 #define SVI_ANY_BUFFER UINT32_MAX
 

@@ -63,7 +63,7 @@ segment_open_found(int fd, const svi_place *place, const sv_options *options, in
     return svi_fail(err, SV_ESYS, -fd, "attach", "cannot open %s", place->path);
 }
 
-/* One try. SVI_ERETRY: look again. Process lock held. */
+/* One try. SVI_ERETRY: look again. Process lock held; making a segment gives it up meanwhile. */
 static int
 segment_open_once(const svi_place *place, const sv_options *options, int flags, sv_segment **out,
                   sv_error *err)
@@ -209,7 +209,7 @@ sv_segment_close(sv_segment *segment, sv_error *err)
 
 /* ---- removing and facts -------------------------------------------------------------------- */
 
-/* Unlink a segment's name; a missing one is no error. */
+/* Unlink a segment's name; a missing one is no error. Without the process lock: it may free gigabytes. */
 static int
 segment_unlink(const char *path, sv_error *err)
 {
@@ -229,21 +229,22 @@ sv_segment_remove(const char *name, const char *directory, sv_error *err)
     svi_lockfile creating = SVI_LOCKFILE_INIT;
     int status;
     if ((status = sv_name_check(name, err)) != 0 ||
-        (status = svi_shm_directory(directory, where, err)) != 0 ||
-        (status = svi_process_lock(err)) != 0) {
+        (status = svi_shm_directory(directory, where, err)) != 0) {
         return status;
     }
     svi_path(path, where, "", name, "");
-    if ((status = segment_unlink(path, err)) == 0) {
-        /* A creator that was killed leaves its lock file, which belongs to the same name. */
-        svi_path(path, where, ".", name, ".create");
-        struct stat st;
-        if (svi_os_stat(path, &st) == 0 &&
-            svi_lockfile_take(&creating, where, ".", name, ".create", NULL) == 0) {
+    if ((status = segment_unlink(path, err)) != 0) {
+        return status;
+    }
+    /* A creator that was killed leaves its lock file, which belongs to the same name. */
+    struct stat st;
+    svi_path(path, where, ".", name, ".create");
+    if (svi_os_stat(path, &st) == 0 && (status = svi_process_lock(err)) == 0) {
+        if (svi_lockfile_take(&creating, where, ".", name, ".create", NULL) == 0) {
             svi_lockfile_drop(&creating, true);
         }
+        svi_process_unlock();
     }
-    svi_process_unlock();
     return status;
 }
 
@@ -260,7 +261,7 @@ segment_is_exact(const char *path, uint64_t inode, const char *generation)
     return same;
 }
 
-/* One try. SV_EBUSY: a creator is at work on the name. Process lock held. */
+/* One try. SV_EBUSY: a creator is at work on the name. Process lock held, given up for the unlink. */
 static int
 segment_remove_exact_once(const char *name, const char *where, uint64_t inode,
                           const char *generation, sv_error *err)
@@ -282,7 +283,9 @@ segment_remove_exact_once(const char *name, const char *where, uint64_t inode,
                           "or look who holds %s/.%s.create",
                           path, where, name);
     } else {
+        svi_process_unlock();
         status = segment_unlink(path, err);
+        (void)svi_process_lock(NULL); /* was held before: it cannot fail */
     }
     svi_lockfile_drop(&creating, true);
     return status;

@@ -15,7 +15,8 @@ int svi_attach_again(const svi_place *place, const sv_options *options, sv_segme
                      sv_error *err);
 
 /* Make a segment and give it its name; `replace`: in place of one that has no living owner.
- * SVI_ERETRY: somebody else was first. Process lock and the creators' lock file held. */
+ * SVI_ERETRY: somebody else was first. Process lock and the creators' lock file held; the process lock is
+ * given up for what takes long: reserving memory, and freeing it. */
 int svi_create(const svi_place *place, const sv_options *options, bool replace, sv_segment **out,
                sv_error *err);
 

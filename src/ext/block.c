@@ -26,8 +26,9 @@ static void
 memory_dealloc(PyObject *op)
 {
     MemoryObject *self = (MemoryObject *)op;
-    if (self->base != NULL) {
-        (void)munmap(self->base, self->bytes);
+    if (self->base != NULL) { /* perhaps gigabytes, which the kernel frees here */
+        Py_BEGIN_ALLOW_THREADS(void) munmap(self->base, self->bytes);
+        Py_END_ALLOW_THREADS
     }
     ext_unpin(&self->view);
     ext_free(op);
@@ -177,24 +178,15 @@ module_block_name(PyObject *module, PyObject *value)
                      : PyUnicode_DecodeFSDefault(name);
 }
 
-/* A sweep waits for who is at work on a pool: without the GIL, which its items take back. */
-typedef struct {
-    PyObject *list;
-    PyThreadState *thread;
-} sweep_context;
-
 static int
 sweep_add(const sv_listed *item, void *context)
 {
-    sweep_context *sweep = context;
-    PyEval_RestoreThread(sweep->thread);
-    PyObject *entry =
-        Py_BuildValue("{sNsKsN}", "name", PyUnicode_DecodeFSDefault(item->name), "bytes",
-                      (unsigned long long)item->bytes, "block", PyBool_FromLong(item->block != 0));
-    int failed = entry == NULL || PyList_Append(sweep->list, entry) < 0;
-    Py_XDECREF(entry);
-    sweep->thread = PyEval_SaveThread();
-    return failed;
+    ext_walk *walk = context;
+    PyEval_RestoreThread(walk->thread);
+    return ext_walk_add(walk,
+                        Py_BuildValue("{sNsKsN}", "name", PyUnicode_DecodeFSDefault(item->name),
+                                      "bytes", (unsigned long long)item->bytes, "block",
+                                      PyBool_FromLong(item->block != 0)));
 }
 
 PyObject *
@@ -216,9 +208,9 @@ module_sweep(PyObject *module, PyObject *args, PyObject *kwargs)
         ext_error_clear(&err);
         const char *where = directory != NULL ? PyBytes_AsString(directory) : NULL;
         const char *locks = lock_dir != NULL ? PyBytes_AsString(lock_dir) : NULL;
-        sweep_context sweep = {list, PyEval_SaveThread()};
-        int code = sv_sweep(where, locks, prefix, dry_run, sweep_add, &sweep, &err);
-        PyEval_RestoreThread(sweep.thread);
+        ext_walk walk = {list, PyEval_SaveThread()};
+        int code = sv_sweep(where, locks, prefix, dry_run, sweep_add, &walk, &err);
+        PyEval_RestoreThread(walk.thread);
         if (code < 0 && !PyErr_Occurred()) {
             ext_raise(PyModule_GetState(module), code, &err);
         }

@@ -128,6 +128,16 @@ ext_error_clear(sv_error *err)
     err->message[0] = '\0';
 }
 
+/* A walk over a directory's segments: without the GIL, as it looks at many files and may wait for who is
+ * at work on one; its items take the GIL back. */
+typedef struct {
+    PyObject *list;
+    PyThreadState *thread;
+} ext_walk;
+
+/* Append an entry (stolen; NULL: it could not be made) and give the GIL up again. Not 0: end the walk. */
+int ext_walk_add(ext_walk *walk, PyObject *entry);
+
 /* ---- args.c -------------------------------------------------------------------------------- */
 
 #define EXT_MAX_PARAMS 8

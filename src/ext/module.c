@@ -156,9 +156,20 @@ module_read_ready(PyObject *module, PyObject *args, PyObject *kwargs)
 
 /* ---- list ---------------------------------------------------------------------------------- */
 
+int
+ext_walk_add(ext_walk *walk, PyObject *entry)
+{
+    int failed = entry == NULL || PyList_Append(walk->list, entry) < 0;
+    Py_XDECREF(entry);
+    walk->thread = PyEval_SaveThread();
+    return failed;
+}
+
 static int
 list_add(const sv_listed *item, void *context)
 {
+    ext_walk *walk = context;
+    PyEval_RestoreThread(walk->thread);
     PyObject *entry =
         Py_BuildValue("{sNsNsKsNsNsNsisNsIsK}", "name", PyUnicode_DecodeFSDefault(item->name),
                       "generation", PyUnicode_DecodeFSDefault(item->generation), "bytes",
@@ -167,9 +178,7 @@ list_add(const sv_listed *item, void *context)
                       PyBool_FromLong(item->owner_live != 0), "owner_pid", (int)item->owner_pid,
                       "attached", PyBool_FromLong(item->attached != 0), "uid",
                       (unsigned int)item->uid, "inode", (unsigned long long)item->inode);
-    int failed = entry == NULL || PyList_Append(context, entry) < 0;
-    Py_XDECREF(entry);
-    return failed;
+    return ext_walk_add(walk, entry);
 }
 
 static PyObject *
@@ -185,9 +194,11 @@ module_list_segments(PyObject *module, PyObject *args, PyObject *kwargs)
     if (list != NULL) {
         sv_error err;
         ext_error_clear(&err);
-        int code =
-            sv_list(directory != NULL ? PyBytes_AsString(directory) : NULL, list_add, list, &err);
-        if (code < 0) {
+        const char *where = directory != NULL ? PyBytes_AsString(directory) : NULL;
+        ext_walk walk = {list, PyEval_SaveThread()};
+        int code = sv_list(where, list_add, &walk, &err);
+        PyEval_RestoreThread(walk.thread);
+        if (code < 0 && !PyErr_Occurred()) {
             ext_raise(PyModule_GetState(module), code, &err);
         }
         if (code != 0) {

@@ -267,8 +267,8 @@ segment_open(SegmentObject *self, const segment_request *request)
     }
     EXT_END_LOCKED()
     if (taken) {
-        (void)sv_segment_close(handle, NULL);
-        PyErr_SetString(PyExc_ValueError, "the handle is open already");
+        Py_BEGIN_ALLOW_THREADS segment_drop(handle);
+        Py_END_ALLOW_THREADS PyErr_SetString(PyExc_ValueError, "the handle is open already");
         return -1;
     }
     return 0;

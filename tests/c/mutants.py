@@ -269,31 +269,31 @@ MUTANTS = (
         "emptied-under-a-view",
         "B2",
         "block.c",
-        "    if (svi_buffer_is_pinned(m, 0) ||",
-        "    if ((svi_buffer_is_pinned(m, 0) && m->handles == 0) ||",
+        "           !svi_buffer_is_pinned(m, 0) && ",
+        "           (!svi_buffer_is_pinned(m, 0) || m->handles != 0) && ",
     ),
     Mutant(
         "scanned-before-retired",
         "B2",
         "block.c",
-        "    } else if ((status = block_retire(m, err)) == 0) {\n"
-        "        emptied = block_empty(m);\n    }",
-        "    } else {\n        emptied = block_empty(m);\n"
-        "        status = block_retire(m, err);\n    }",
+        "    svi_mapping *m = look.m;\n",
+        "    svi_mapping *m = look.m;\n"
+        "    if (!svi_buffer_is_pinned(m, 0)) {\n"
+        "        svi_os_punch(look.probe, m->g.off_payload, m->g.buffer_stride);\n    }\n",
     ),
     Mutant(
         "pins-of-the-dead-keep-a-block",
         "B2",
         "block.c",
-        "emptied || svi_recover(m, 0, NULL, NULL) != 0",
-        "emptied || m->handles != 0",
+        "!block_empty(m) && svi_recover(m, 0, NULL, NULL) == 0",
+        "!block_empty(m) && m->handles == 0",
     ),
     Mutant(
         "last-views-keep-a-removed-block",
         "B2",
         "block.c",
-        "if (__builtin_expect(svi_block_is_removed(m), 0) &&",
-        "if (svi_block_is_removed(m) && m->handles > 1 &&",
+        "    if (__builtin_expect(svi_block_is_removed(m), 0)) {",
+        "    if (svi_block_is_removed(m) && m->handles > 1) {",
     ),
     Mutant(
         "late-readers-keep-a-removed-block",
