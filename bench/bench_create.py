@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def longest_ms(state: dict[str, Any], name: str, gib: int) -> float:
     thread.start()
     while not made.is_set():
         vector = sv.SharedVector(small, create=False)
-        for verb in (lambda: vector.get(0), os.fork, vector.close):
+        for verb in (partial(vector.get, 0), os.fork, vector.close):
             began = time.perf_counter()
             result = verb()
             longest = max(longest, time.perf_counter() - began)
