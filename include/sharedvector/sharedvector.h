@@ -118,6 +118,14 @@ typedef struct sv_error {
 /* The fixed text of a code; never NULL. */
 SV_API const char *sv_error_text(int code);
 
+/*
+ * Have `interrupted` asked every few milliseconds by every call that waits for another process or
+ * reserves much memory, with no lock held; other than 0 ends it with SV_ETIMEDOUT. For interpreters,
+ * whose signal handlers run between two instructions. NULL: nobody is asked. Call it before other
+ * threads use the library.
+ */
+SV_API void sv_interrupts(int (*interrupted)(void));
+
 /* The version of the library that is linked, e.g. "0.2.0". */
 SV_API const char *sv_version(void);
 

@@ -19,6 +19,7 @@
 #include "pin.h"
 #include "reserve.h"
 #include "row.h"
+#include "segment.h"
 
 #define BLOCK_PREFIX_BYTES 64u
 #define BLOCK_DIGITS 16u
@@ -193,7 +194,7 @@ sv_block_create(const char *prefix, const sv_array *array, const sv_options *opt
     char name[SV_MAX_NAME_BYTES + 1];
     sv_segment *segment = NULL;
     int status = sv_block_name(prefix, name, err);
-    if (status != 0) {
+    if (status != 0 || (options != NULL && (status = svi_options_check(options, err)) != 0)) {
         return status;
     }
     if (array == NULL || memchr(array->dtype, '\0', sizeof array->dtype) == NULL ||

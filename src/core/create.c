@@ -15,6 +15,8 @@
 #include "os.h"
 #include "row.h"
 
+#define CREATE_PIECE_BYTES (UINT64_C(64) << 20)
+
 static int
 create_check_room(const svi_place *place, const svi_geometry *g, sv_error *err)
 {
@@ -121,6 +123,19 @@ create_begin(const svi_place *place, const sv_options *options, svi_facts *facts
     return svi_mapping_begin(fd, &facts->st, out, err);
 }
 
+/* In pieces, for who wants to interrupt it (SV_ETIMEDOUT); else -errno. */
+static int
+create_allocate(int fd, uint64_t offset, uint64_t end)
+{
+    int status = 0;
+    while (status == 0 && offset < end) {
+        uint64_t bytes = end - offset < CREATE_PIECE_BYTES ? end - offset : CREATE_PIECE_BYTES;
+        status = svi_interrupted() ? SV_ETIMEDOUT : svi_os_allocate(fd, offset, bytes);
+        offset += bytes;
+    }
+    return status;
+}
+
 /* Reserve the memory of the file and write its header. Takes seconds for gigabytes: without the process
  * lock. */
 static int
@@ -130,10 +145,14 @@ create_fill(int fd, const svi_place *place, const sv_options *options, const cha
     const svi_geometry *g = &facts->g;
     int status;
     SVI_STEP("create.reserving");
-    svi_huge_reserve(fd, g->off_payload, g->segment_bytes);
     uint64_t rows = (uint64_t)svi_geometry_first_rows(g) * g->row_stride;
-    if ((status = svi_os_allocate(fd, 0, g->off_rows + rows)) != 0 ||
-        (status = svi_os_allocate(fd, g->off_ring, g->segment_bytes - g->off_ring)) != 0) {
+    if ((status = svi_huge_reserve(fd, g->off_payload, g->segment_bytes)) != 0 ||
+        (status = svi_os_allocate(fd, 0, g->off_rows + rows)) != 0 ||
+        (status = create_allocate(fd, g->off_ring, g->segment_bytes)) != 0) {
+        if (status == SV_ETIMEDOUT) {
+            return svi_fail(err, status, 0, "create segment",
+                            "interrupted while the memory of '%s' was reserved", place->name);
+        }
         uint64_t free_bytes = 0;
         uint64_t total = 0;
         (void)svi_os_free_bytes(place->directory, &free_bytes, &total);

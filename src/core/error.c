@@ -9,6 +9,20 @@
 void (*svi_step_hook)(const char *name) = NULL;
 #endif
 
+static int (*error_interrupted)(void);
+
+void
+sv_interrupts(int (*interrupted)(void))
+{
+    error_interrupted = interrupted;
+}
+
+bool
+svi_interrupted(void)
+{
+    return error_interrupted != NULL && error_interrupted() != 0;
+}
+
 const char *
 sv_version(void)
 {

@@ -2,6 +2,8 @@
 #ifndef SVI_ERROR_H
 #define SVI_ERROR_H
 
+#include <stdbool.h>
+
 #include "sharedvector/sharedvector.h"
 
 /* Internal, never leave the core: somebody else is at work on the file, look again; this process has
@@ -12,6 +14,10 @@
 /* Describe a failure and return its code. `err` may be NULL. */
 int svi_fail(sv_error *err, int code, int sys_errno, const char *operation, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
+
+/* Does the caller want a call that waits or reserves to end (sv_interrupts)? Such a call ends at once: it
+ * must not succeed afterwards. No lock held. */
+bool svi_interrupted(void);
 
 /* Copy a text, cut to size - 1 bytes, and terminate it. */
 void svi_text_copy(char *out, size_t size, const char *text);

@@ -5,6 +5,7 @@
  */
 #include "huge.h"
 
+#include "error.h"
 #include "fork.h"
 #include "os.h"
 
@@ -47,25 +48,27 @@ huge_map(int fd, uint64_t first, uint64_t bytes, void **out)
     return status;
 }
 
-void
+int
 svi_huge_reserve(int fd, uint64_t offset, uint64_t end)
 {
     uint64_t first = (offset + SVI_HUGE_BYTES - 1) / SVI_HUGE_BYTES * SVI_HUGE_BYTES;
     uint64_t last = end / SVI_HUGE_BYTES * SVI_HUGE_BYTES;
     void *map = NULL;
     if (first >= last || huge_map(fd, first, last - first, &map) != 0) {
-        return;
+        return 0;
     }
     uint64_t started = svi_os_monotonic_ns();
     uint64_t patience = HUGE_PATIENCE_NS;
+    bool interrupted = false;
     for (uint64_t at = first; at < last; at += HUGE_BATCH_BYTES) {
         uint64_t bytes = last - at < HUGE_BATCH_BYTES ? last - at : HUGE_BATCH_BYTES;
         patience += bytes * HUGE_NS_PER_BYTE;
         if (huge_touch(fd, at, at + bytes) != 0 ||
             svi_os_collapse((unsigned char *)map + (at - first), bytes) != 0 ||
-            svi_os_monotonic_ns() - started > patience) {
+            svi_os_monotonic_ns() - started > patience || (interrupted = svi_interrupted())) {
             break;
         }
     }
     svi_os_unmap(map, last - first);
+    return interrupted ? SV_ETIMEDOUT : 0;
 }

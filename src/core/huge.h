@@ -10,7 +10,8 @@
  * Give what lies in [offset, end) of a fresh file its memory in huge pages, as far as it fills whole
  * ones. A wish: what it leaves has to be reserved as ever, and nothing fails here. The file is nobody
  * else's yet. It gives up when huge pages take too long to find. Takes the process lock for a moment.
+ * SV_ETIMEDOUT: interrupted.
  */
-void svi_huge_reserve(int fd, uint64_t offset, uint64_t end);
+int svi_huge_reserve(int fd, uint64_t offset, uint64_t end);
 
 #endif

@@ -108,6 +108,10 @@ sv_pool_attach(const char *name, const char *lock_dir, const sv_options *options
                             "pool '%s' was not ready within %.1f s: %.700s", name,
                             (double)timeout_ns / 1e9, last.message);
         }
+        if (svi_interrupted()) {
+            return svi_fail(err, SV_ETIMEDOUT, 0, "attach to pool",
+                            "interrupted while waiting for pool '%s'", name);
+        }
         svi_os_sleep_ns(POOL_POLL_NS);
     }
 }
@@ -119,6 +123,8 @@ sv_pool_create(sv_owner *owner, const sv_options *options, sv_segment **out, sv_
     int status;
     if (options == NULL) {
         sv_options_init(&wanted);
+    } else if ((status = svi_options_check(options, err)) != 0) {
+        return status;
     } else {
         wanted = *options;
     }

@@ -92,14 +92,23 @@ segment_open_once(const svi_place *place, const sv_options *options, int flags, 
     return status;
 }
 
+int
+svi_options_check(const sv_options *options, sv_error *err)
+{
+    return options->size == sizeof *options
+               ? 0
+               : svi_fail(err, SV_EINVAL, 0, "check options",
+                          "sv_options has %zu bytes here and %zu in the caller: call "
+                          "sv_options_init() and build against this header",
+                          sizeof *options, options->size);
+}
+
 static int
 segment_check_options(const sv_options *options, int flags, sv_error *err)
 {
-    if (options->size != sizeof *options) {
-        return svi_fail(err, SV_EINVAL, 0, "check options",
-                        "sv_options has %zu bytes here and %zu in the caller: call "
-                        "sv_options_init() and build against this header",
-                        sizeof *options, options->size);
+    int status = svi_options_check(options, err);
+    if (status != 0) {
+        return status;
     }
     if (options->block != 0 &&
         (flags != SV_OPEN_EXCLUSIVE || options->slot_count > 1 || options->max_arrays != 1)) {
@@ -161,6 +170,10 @@ sv_segment_open(const char *name, const sv_options *options, int flags, sv_segme
                 *err = attempt;
             }
             return status;
+        }
+        if (svi_interrupted()) {
+            return svi_fail(err, SV_ETIMEDOUT, 0, "open segment",
+                            "interrupted while another process was at work on '%s'", name);
         }
         uint64_t patience = segment_patience(options, flags);
         if (svi_os_monotonic_ns() - started >= patience) {
@@ -310,7 +323,8 @@ sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
         }
         status = segment_remove_exact_once(name, where, inode, generation, &attempt);
         svi_process_unlock();
-        if (status != SV_EBUSY || svi_os_monotonic_ns() - started >= SEGMENT_REMOVE_PATIENCE_NS) {
+        if (status != SV_EBUSY || svi_interrupted() ||
+            svi_os_monotonic_ns() - started >= SEGMENT_REMOVE_PATIENCE_NS) {
             if (status != 0 && err != NULL) {
                 *err = attempt;
             }

@@ -4,6 +4,10 @@
 
 #include "mapping.h"
 
+/* Is a caller's struct (not NULL) that of this header? Before anything else of it is read: a shorter one
+ * may end where memory ends. */
+int svi_options_check(const sv_options *options, sv_error *err);
+
 /* Attach to the file behind fd, whose ownership this takes. SVI_ERETRY: it is being replaced, look
  * again. Process lock held. */
 int svi_attach(int fd, const svi_place *place, const sv_options *options, sv_segment **out,

@@ -83,6 +83,9 @@ errors_errno_of(int code, const sv_error *err)
 PyObject *
 ext_raise(ext_state *state, int code, const sv_error *err)
 {
+    if (PyErr_Occurred() != NULL) {
+        return NULL; /* a signal's handler raised it, which ended the call */
+    }
     const char *message =
         err != NULL && err->message[0] != '\0' ? err->message : sv_error_text(code);
     PyObject *class = errors_class_of(state, code);

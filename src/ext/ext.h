@@ -97,10 +97,12 @@ typedef struct {
     PyArray_Descr *descr;             /* NULL until bind_dtype() */
     uint64_t itemsize;
     ext_element element;
-    uint32_t users;    /* calls without the GIL, and arrays over reserved buffers */
+    uint32_t calls;    /* of this process, without the GIL; see segment_calls() */
+    uint32_t forks;    /* `calls` counts since so many forks */
+    uint32_t users;    /* arrays over reserved buffers */
     uint32_t reserved; /* open reservations made by process `reserved_pid` */
     pid_t reserved_pid;
-    int closing; /* closed; the handle goes when `users` is 0 */
+    int closing; /* closed; the handle goes with the last call and user */
     sv_info info;
 } SegmentObject;
 
@@ -225,6 +227,9 @@ int ext_segment_init(PyObject *module, ext_state *state);
 /* Return the handle and keep it open until segment_leave(), or raise ValueError. */
 sv_segment *segment_enter(SegmentObject *self);
 void segment_leave(SegmentObject *self);
+
+/* One of `users` less. */
+void segment_let_go(SegmentObject *self);
 
 /* Raise that the handle is closed. Returns NULL. */
 PyObject *segment_raise_closed(const SegmentObject *self);

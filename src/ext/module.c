@@ -4,6 +4,8 @@
 #define EXT_IMPORTS_NUMPY
 #include "ext.h"
 
+#include <time.h>
+
 /* ---- helpers ------------------------------------------------------------------------------- */
 
 PyTypeObject *
@@ -159,7 +161,7 @@ module_read_ready(PyObject *module, PyObject *args, PyObject *kwargs)
 int
 ext_walk_add(ext_walk *walk, PyObject *entry)
 {
-    int failed = entry == NULL || PyList_Append(walk->list, entry) < 0;
+    int failed = PyErr_Occurred() != NULL || PyList_Append(walk->list, entry) < 0;
     Py_XDECREF(entry);
     walk->thread = PyEval_SaveThread();
     return failed;
@@ -363,9 +365,31 @@ module_add_constants(PyObject *module)
     return failed ? -1 : PyModule_AddStringConstant(module, "__version__", sv_version());
 }
 
+#define MODULE_LOOK_NS UINT64_C(50000000)
+
+/* Has the handler of a signal raised? Asked by the core while it waits, and looked at every 50 ms, as
+ * other threads may be slow to give the GIL away. */
+static int
+module_interrupted(void)
+{
+    static _Thread_local uint64_t looked_ns;
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t now_ns = (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+    if (now_ns - looked_ns < MODULE_LOOK_NS) {
+        return 0;
+    }
+    looked_ns = now_ns;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    int raised = PyErr_Occurred() != NULL || PyErr_CheckSignals() < 0;
+    PyGILState_Release(gil);
+    return raised;
+}
+
 static int
 module_exec(PyObject *module)
 {
+    sv_interrupts(module_interrupted);
     /* The table of NumPy's functions, one per process. */
     if (_import_array() < 0) {
         return -1;

@@ -48,7 +48,7 @@ buffer_dealloc(PyObject *op)
         sv_cancel(&self->reservation);
         buffer_ended(self);
     }
-    segment_leave(self->segment);
+    segment_let_go(self->segment);
     Py_DECREF((PyObject *)self->segment);
     ext_free(op);
 }

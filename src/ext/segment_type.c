@@ -3,11 +3,12 @@
  * in segment_facts.c, segment_read.c, segment_write.c and segment_stats.c.
  *
  * The core forbids to use a handle during and after its close. Whoever gives the GIL away while it
- * uses the handle, or leaves arrays over a reserved buffer behind, is counted in `users`; close()
- * then closes the object at once and the handle when the last user is gone.
+ * uses the handle is counted in `calls`, and arrays over reserved buffers are in `users`; close() then
+ * closes the object at once, and the handle when the last of both is gone.
  */
 #include "ext.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -42,6 +43,26 @@ segment_drop_with_block(sv_segment *handle)
     segment_drop(handle);
 }
 
+static uint32_t segment_forks; /* before this process, since the module was loaded */
+
+static void
+segment_forked(void)
+{
+    segment_forks++;
+}
+
+/* How many calls are on their way. The threads that were in one when this process was forked are the
+ * parent's, and none of them will leave it here. */
+static uint32_t *
+segment_calls(SegmentObject *self)
+{
+    if (self->forks != segment_forks) {
+        self->forks = segment_forks;
+        self->calls = 0;
+    }
+    return &self->calls;
+}
+
 sv_segment *
 segment_enter(SegmentObject *self)
 {
@@ -49,7 +70,7 @@ segment_enter(SegmentObject *self)
     EXT_BEGIN_LOCKED((PyObject *)self)
     if (self->handle != NULL && !self->closing) {
         handle = self->handle;
-        self->users++;
+        ++*segment_calls(self);
     }
     EXT_END_LOCKED()
     if (handle == NULL) {
@@ -58,13 +79,15 @@ segment_enter(SegmentObject *self)
     return handle;
 }
 
-void
-segment_leave(SegmentObject *self)
+/* Take one from either; a call that was itself interrupted by a fork counts no more. */
+static void
+segment_take_from(SegmentObject *self, int call)
 {
     sv_segment *last = NULL;
     EXT_BEGIN_LOCKED((PyObject *)self)
-    self->users--;
-    if (self->users == 0 && self->closing) {
+    uint32_t *count = call ? segment_calls(self) : &self->users;
+    *count -= *count > 0;
+    if (*segment_calls(self) == 0 && self->users == 0 && self->closing) {
         last = self->handle;
         self->handle = NULL;
         self->closing = 0;
@@ -74,6 +97,18 @@ segment_leave(SegmentObject *self)
         Py_BEGIN_ALLOW_THREADS segment_drop(last);
         Py_END_ALLOW_THREADS
     }
+}
+
+void
+segment_leave(SegmentObject *self)
+{
+    segment_take_from(self, 1);
+}
+
+void
+segment_let_go(SegmentObject *self)
+{
+    segment_take_from(self, 0);
 }
 
 PyObject *
@@ -125,14 +160,15 @@ segment_close(PyObject *op, PyObject *Py_UNUSED(ignored))
     sv_segment *handle = NULL;
     int reserved = 0;
     EXT_BEGIN_LOCKED(op)
-    if (self->handle != NULL && !self->closing) {
+    if (self->handle != NULL) { /* closed before a fork, perhaps, by a thread that is not here */
         /* Reservations inherited by fork stay with the parent and hinder nobody here. */
         reserved = self->reserved > 0 && self->reserved_pid == getpid();
-        if (!reserved && self->users > 0) {
+        if (!reserved && (*segment_calls(self) > 0 || self->users > 0)) {
             self->closing = 1;
         } else if (!reserved) {
             handle = self->handle;
             self->handle = NULL;
+            self->closing = 0;
         }
     }
     EXT_END_LOCKED()
@@ -500,6 +536,12 @@ segment_add_properties(PyTypeObject *type, PyGetSetDef *properties)
 int
 ext_segment_init(PyObject *module, ext_state *state)
 {
+    static int registered;
+    if (!registered && pthread_atfork(NULL, NULL, segment_forked) != 0) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    registered = 1;
     state->segment_type = ext_type_add(module, &segment_spec, "Segment");
     if (state->segment_type == NULL) {
         return -1;

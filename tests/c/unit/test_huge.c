@@ -75,7 +75,7 @@ whole_pieces_get_memory_and_hold_zeros(void)
 {
     int fd = scratch();
     void *map = NULL;
-    svi_huge_reserve(fd, SVI_PAGE, FILE_BYTES); /* pieces 1 to 4 lie inside */
+    EQ(svi_huge_reserve(fd, SVI_PAGE, FILE_BYTES), 0); /* pieces 1 to 4 lie inside */
     uint64_t taken = memory_of(fd);
     EQ(taken % SVI_PAGE, 0);
     CHECK(taken <= 4 * PIECE);
@@ -93,11 +93,11 @@ static void
 less_than_a_piece_is_left_alone(void)
 {
     int fd = scratch();
-    svi_huge_reserve(fd, SVI_PAGE, 2 * PIECE - SVI_PAGE); /* no whole piece */
+    EQ(svi_huge_reserve(fd, SVI_PAGE, 2 * PIECE - SVI_PAGE), 0); /* no whole piece */
     EQ(memory_of(fd), 0);
-    svi_huge_reserve(fd, PIECE, PIECE);
+    EQ(svi_huge_reserve(fd, PIECE, PIECE), 0);
     EQ(memory_of(fd), 0);
-    svi_huge_reserve(-1, 0, FILE_BYTES); /* nothing fails here */
+    EQ(svi_huge_reserve(-1, 0, FILE_BYTES), 0); /* nothing fails here */
     svi_os_close(fd);
 }
 

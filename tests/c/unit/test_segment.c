@@ -2,6 +2,7 @@
 #include "segment.h"
 
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "world.h"
@@ -372,6 +373,45 @@ what_is_no_open_handle_is_refused(void)
     EQ(stats.reads + (uint64_t)unread, 6);
 }
 
+/* Only `size` of the struct is there, at the end of what can be read. */
+static void *
+short_struct(size_t size)
+{
+    char *page =
+        mmap(NULL, 2 * SVI_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    (void)CHECK(page != MAP_FAILED && mprotect(page + SVI_PAGE, SVI_PAGE, PROT_NONE) == 0);
+    memcpy(page + SVI_PAGE - sizeof size, &size, sizeof size);
+    return page + SVI_PAGE - sizeof size;
+}
+
+static void
+a_shorter_struct_is_not_read_beyond_its_size(void)
+{
+    const char *name = world_name("short");
+    const sv_options *options = short_struct(sizeof(size_t));
+    const sv_gather_options *how = short_struct(sizeof(size_t));
+    const sv_array array = {.itemsize = 4, .dtype = "float32"};
+    sv_segment *segment = world_segment(name, 1);
+    sv_segment *other = NULL;
+    sv_owner *owner = NULL;
+    uint32_t slot = 0;
+    uint64_t out = 0;
+    sv_error err = {.message = ""};
+    EQ(sv_segment_open(name, options, SV_OPEN_ATTACH, &other, &err), SV_EINVAL);
+    HAS(err.message, "sv_options_init");
+    EQ(sv_block_create("short", &array, options, &other, NULL), SV_EINVAL);
+    REQUIRE(sv_owner_acquire(name, NULL, NULL, &owner, NULL) == 0);
+    EQ(sv_ready_write(owner, NULL), 0);
+    EQ(sv_pool_create(owner, options, &other, NULL), SV_EINVAL);
+    CHECK(world_exists(name, ".ready")); /* a failure changes nothing */
+    EQ(sv_pool_attach(name, NULL, options, 0, &other, NULL), SV_EINVAL);
+    EQ(sv_ready_clear(owner, NULL), 0);
+    sv_owner_release(owner);
+    EQ(sv_gather(segment, &slot, 1, how, &out, sizeof out, NULL), SV_EINVAL);
+    CHECK(other == NULL);
+    world_drop(segment);
+}
+
 int
 main(void)
 {
@@ -389,5 +429,6 @@ main(void)
     RUN(closing_with_a_reservation_is_refused);
     RUN(one_process_attaches_to_many);
     RUN(what_is_no_open_handle_is_refused);
+    RUN(a_shorter_struct_is_not_read_beyond_its_size);
     return world_end();
 }
