@@ -333,7 +333,8 @@ svi_mapping *
 svi_mapping_obtain(void)
 {
     for (svi_mapping *m = process_list; m != NULL; m = m->next) {
-        if (!m->mapped && !m->busy && m->handles == 0 && !m->stays) { /* views may name one that stays */
+        if (!m->mapped && !m->busy && m->handles == 0 &&
+            !m->stays) { /* views may name one that stays */
             svi_mapping *next = m->next;
             svi_cells_pointer *cells = m->cells;
             /* Not memset: a late reader may still look at `closing` (rule V3). */

@@ -98,7 +98,7 @@ def test_who_waits_for_a_creator_can_be_interrupted(
 
 
 def test_a_reservation_of_memory_can_be_interrupted(directory: Path) -> None:
-    """Where it cannot the segment is there when the handler's exception comes."""
+    """Where it cannot, the segment is there when the handler's exception comes."""
     before = signal.signal(signal.SIGINT, _raise)
     interrupted.clear()
     thread = threading.Thread(target=_interrupt, args=(20.0,))
