@@ -6,10 +6,12 @@ import json
 import os
 from pathlib import Path
 
-from sharedvector import NumpyLoader, PoolPaths, ProducerSpec, ensure_pool, probe_ready
+from gradients import Gradients
+
+from sharedvector import PoolPaths, ProducerSpec, ensure_pool, probe_ready
 
 name = os.environ.get("POOL", "volumes")
-spec = ProducerSpec(loader=NumpyLoader("data"), chunk_size=1 << 20, num_producers=1)
+spec = ProducerSpec(loader=Gradients(), chunk_size=4000, num_producers=1)
 paths = PoolPaths.for_name(name)
 print("before:", probe_ready(paths, 4).reason)
 with ensure_pool(name, 4, producer=spec) as handle:

@@ -1,4 +1,4 @@
-"""The loader of own_loader.py: any object with `__len__` and `__call__(index) -> list[Chunk]`."""
+"""A loader for the examples beside it: `__len__` and `__call__(index) -> list[Chunk]`, no more."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A loader of your own, in the module gradients.py beside this script.
 
 The producer's processes import it there. A loader defined in this file, or in a notebook, would
-travel by cloudpickle, which has to be installed for that.
+travel by cloudpickle.
 """
 
 from __future__ import annotations

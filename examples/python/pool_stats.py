@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from sharedvector import NumpyLoader, ProducerSpec, ensure_pool
+from gradients import Gradients
 
-spec = ProducerSpec(loader=NumpyLoader("data"), chunk_size=1 << 20, num_producers=1)
+from sharedvector import ProducerSpec, ensure_pool
+
+spec = ProducerSpec(loader=Gradients(), chunk_size=4000, num_producers=1)
 with ensure_pool(os.environ.get("POOL", "volumes"), 4, producer=spec) as handle:
     vector = handle.attach()
     deadline = time.monotonic() + 20

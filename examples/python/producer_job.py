@@ -1,17 +1,19 @@
 """A producer as a job step of its own: it feeds the pool until SIGINT or SIGTERM.
 
-The command does the same without a line of Python:
-sharedvector-producer --name volumes --slot-count 8 --chunk-size-mb 1 \
-    --loader-class sharedvector.loaders:NumpyLoader --loader-args '{"directory": "data"}'
+The command does the same without a line of Python, in this directory:
+PYTHONPATH=. sharedvector-producer --name volumes --slot-count 8 --chunk-size-mb 1 \
+    --loader-class gradients:Gradients
 """
 
 from __future__ import annotations
 
 import os
 
-from sharedvector import NumpyLoader, ProducerService
+from gradients import Gradients
 
-loader = NumpyLoader("data", dtype="float32")
+from sharedvector import ProducerService
+
+loader = Gradients()
 service = ProducerService(
     os.environ.get("POOL", "volumes"),
     loader,

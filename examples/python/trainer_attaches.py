@@ -1,4 +1,4 @@
-"""A training process that reads the pool of a running producer (producer_job.py)."""
+"""A training process that reads the pool of producer_job.py, which has to run; needs torch."""
 
 from __future__ import annotations
 

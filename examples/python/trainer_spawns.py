@@ -1,4 +1,4 @@
-"""Training processes that bring their own producer: start as many as there are GPUs.
+"""Training processes that bring their own producer; needs torch. Start as many as there are GPUs.
 
 All of them run this line for line. The first becomes the pool's owner and spawns the producer, the
 others attach; the pool ends with its owner.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 
+from gradients import Gradients
 from torch.utils.data import DataLoader
 
-from sharedvector import NumpyLoader, ProducerSpec, SharedMemoryDataset, ensure_pool
+from sharedvector import ProducerSpec, SharedMemoryDataset, ensure_pool
 
-spec = ProducerSpec(loader=NumpyLoader("data"), chunk_size=1 << 20, num_producers=2)
+spec = ProducerSpec(loader=Gradients(), chunk_size=4000, num_producers=2)
 with ensure_pool(os.environ.get("POOL", "volumes"), 8, producer=spec, mode="auto") as handle:
     dataset = SharedMemoryDataset.from_pool(handle)
     # "fork" because this file has no `if __name__ == "__main__"`, which other methods need.

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SNIPPETS = ROOT / "examples" / "python"
 SECONDS = 240
 EXPECTED = {
-    "trainer_spawns": "epoch 1 batch (4, 1, 4, 8, 8)",
+    "trainer_spawns": "epoch 1 batch (4, 1, 10, 10, 10)",
     "own_loader": "slot 3 shape (10, 10, 10) slope",
     "low_level": "replaced, first value 7 slots 2",
     "pool_stats": "pool/blocked_replaces",
@@ -108,10 +108,16 @@ def run_notebook(
     )
 
 
+def test_every_example_is_run() -> None:
+    others = {"gradients", "producer_job", "trainer_attaches"}  # a module, and a pair
+    assert {path.stem for path in SNIPPETS.glob("*.py")} == {*EXPECTED, *others}
+
+
 @pytest.mark.parametrize("snippet", sorted(EXPECTED))
-def test_as_an_unguarded_script(snippet: str, pool_name: str, directory: Path) -> None:
-    output = run([str(SNIPPETS / f"{snippet}.py")], pool_name, directory)
+def test_as_an_unguarded_script(snippet: str, pool_name: str, tmp_path: Path) -> None:
+    output = run([str(SNIPPETS / f"{snippet}.py")], pool_name, tmp_path)
     assert EXPECTED[snippet] in output
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("snippet", sorted(EXPECTED))
@@ -201,7 +207,7 @@ def test_producer_as_its_own_job_step(
     producer_job: subprocess.Popen[str], pool_name: str, directory: Path, signum: signal.Signals
 ) -> None:
     output = run([str(SNIPPETS / "trainer_attaches.py")], pool_name, directory)
-    assert output.count("batch (4, 1, 4, 8, 8)") == 2
+    assert output.count("batch (4, 1, 10, 10, 10)") == 2
     producer_job.send_signal(signum)
     log, _ = producer_job.communicate(timeout=120)
     assert "Traceback" not in log, log
