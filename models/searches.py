@@ -112,6 +112,8 @@ SEARCHES = [
     Search("reads are kept by recover", "pool.pml", f"{PINS_TINY} -DCOUNT_READS"),
     Search("fork: parent and child", "fork.pml", ""),
     Search("fork: grandchild, 3 rows", "fork.pml", GRANDCHILD, quick=False, deep=True),
+    Search("wait: 2 sleepers, 2 wakers", "wait.pml", ""),
+    Search("wait: the same, wakers are killed", "wait.pml", "-DKILLS"),
     Search("close: 2 views, 1 handle, 2 rounds", "close.pml", ""),
     Search("close: 3 views, 1 handle, 2 rounds", "close.pml", "-DNTHREADS=3", quick=False),
     Search("owner: 2 candidates, supervisors, a follower", "owner.pml", ""),
@@ -181,6 +183,19 @@ SEARCHES = [
                 "a row that fork made, recovered",
                 "a child that shares a row",
                 "a pin left behind, taken back",
+            }
+        ),
+    ),
+    Search(
+        "reach: wait",
+        "wait.pml",
+        "-DREACH -DKILLS",
+        frozenset(
+            {
+                "a waker killed before its wake",
+                "a lost swap",
+                "asleep",
+                "the word changed before the sleep",
             }
         ),
     ),
@@ -267,6 +282,7 @@ def mutations() -> list[Search]:
             ),
         ),
         ("fork.pml", GRANDCHILD, ("GRANDCHILD_KEEPS",)),
+        ("wait.pml", "", ("LOOK_FIRST", "TELL_FIRST", "NO_COUNT", "NO_COMPARE")),
         (
             "close.pml",
             "",

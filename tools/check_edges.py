@@ -1,8 +1,9 @@
 """Compare the atomic accesses of the C core with the table of edges in docs/PROTOCOL.md.
 
-Every atomic access (svi_load_*, svi_store_*, svi_add_*, svi_sub_*, svi_and_*, svi_cas_*, svi_max_*)
-says in a comment, in its statement or on the line above it, which edge (E4) or rule (V2) it serves,
-or that it is a counter or a hint. A relaxed access of a word that carries no edge needs no comment.
+Every atomic access (svi_load_*, svi_store_*, svi_add_*, svi_sub_*, svi_and_*, svi_or_*, svi_cas_*,
+svi_max_*) says in a comment, in its statement or on the line above it, which edge (E4) or rule (V2)
+it serves, or that it is a counter or a hint. A relaxed access of a word that carries no edge needs
+no comment.
 Every edge of the table is named at a store and at a load, and the orders agree: no access is weaker
 than the table says, unless its comment says "relaxed", and on each side one is exactly as strong.
 
@@ -21,11 +22,11 @@ from pathlib import Path
 from edge_table import Edge, read_table
 
 ACCESS = re.compile(
-    r"\bsvi_(load|store|add|sub|and|cas|max)_(relaxed|acquire|release|acq_rel|seq)\("
+    r"\bsvi_(load|store|add|sub|and|or|cas|max)_(relaxed|acquire|release|acq_rel|seq)\("
 )
 COMMENT = re.compile(r"/\*(.*?)\*/", re.DOTALL)
 EDGE = re.compile(r"\bE[0-9]+\b")
-RULE = re.compile(r"\b[IPWARFVSOBC][0-9]+\b")
+RULE = re.compile(r"\b[IPWARFVSOBCN][0-9]+\b")
 REMARK = re.compile(r"\b(relaxed|counters?|hints?)\b")
 # Words that edges run through: even a relaxed access of one of them says why it may be.
 PROTOCOL_WORD = re.compile(

@@ -39,6 +39,7 @@ from rc11_shapes import (
     publish_chunk,
     recover_then_refill,
     row_taken_again,
+    sleep_against_wake,
     unpin_against_close,
     unpin_then_refill,
     version_of_old,
@@ -205,6 +206,18 @@ SHAPES = [
         },
         ("retire", "look", "pin", "scan"),
         pin_against_removal,
+    ),
+    Shape(
+        "sleep against wake",
+        {
+            "mark": Site("E14", 0, "rmw", "mark"),
+            "seen": Site("E14", 1, "load", "mark"),
+            "event": Site("E15", 0, "rmw", "event"),
+            "look": Site("E15", 1, "load", "condition"),
+        },
+        ("mark", "seen", "event", "look"),
+        sleep_against_wake,
+        all_true,
     ),
 ]
 

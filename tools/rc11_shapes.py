@@ -322,6 +322,20 @@ def unpin_against_close(o: dict[str, str]) -> tuple[list[Thread], dict[str, int]
     return [viewer, closer], {"cell": 1, "closing": 0}
 
 
+def sleep_against_wake(o: dict[str, str]) -> tuple[list[Thread], dict[str, int]]:
+    """A sleeper marks the word, sees no event; a waker brings it about and sees no mark."""
+
+    def sleeper() -> Generator[Op, int, object]:
+        yield ("add", "word", 1, o["mark"])
+        return (yield ("load", "condition", o["look"])) == 0
+
+    def waker() -> Generator[Op, int, object]:
+        yield ("cas", "condition", 0, 1, o["event"])
+        return (yield ("load", "word", o["seen"])) == 0
+
+    return [sleeper, waker], {"word": 0, "condition": 0}
+
+
 def pin_against_removal(o: dict[str, str]) -> tuple[list[Thread], dict[str, int]]:
     """A block is pinned while its maker removes it and gives its memory back, a write of zeros."""
 

@@ -435,6 +435,28 @@ SV_API int sv_segment_remove_exact(const char *name, const char *directory, uint
 /* Facts about the segment. Valid after close of other handles; never fails on an open handle. */
 SV_API int sv_segment_info(const sv_segment *segment, sv_info *out);
 
+/* ---- waiting ------------------------------------------------------------------------------- */
+
+/*
+ * Waiting. The calls below sleep in the kernel until a writer wakes them, so that they cost nothing
+ * meanwhile, and writers one load for each publication while nobody sleeps. They look again every half
+ * a second besides, which bounds what a killed writer or one of an older version (format 1.0) costs.
+ * They do not recover what the dead hold. Any number of threads and processes may wait.
+ *
+ * Returns   SV_ETIMEDOUT · SV_ESTALLED the pool is no longer refreshed (sv_retired_get()) · SV_ECLOSED the
+ *           process's last handle was closed meanwhile, within half a second · SV_ESYS, SV_ENOMEM.
+ * Concurrency  Edges E14, E15.
+ */
+
+/* Wait until at least `count` slots are filled. SV_EINVAL there are fewer slots. */
+SV_API SV_MUST_CHECK int sv_wait_filled(sv_segment *segment, uint32_t count, uint64_t timeout_ns,
+                                        sv_error *err);
+
+/* Wait until the version of a slot's chunk (as in sv_chunk_info, sv_slot_stats.writes) is another one than
+ * `version`; *now (NULL allowed) is set to it. SV_EINDEX slot >= sv_size() · SV_EFORMAT damage. */
+SV_API SV_MUST_CHECK int sv_wait_changed(sv_segment *segment, uint32_t slot, uint64_t version,
+                                         uint64_t timeout_ns, uint64_t *now, sv_error *err);
+
 /* ---- reading ------------------------------------------------------------------------------- */
 
 /* Slots filled so far. Grows only. Any index below it can be pinned. Never more than

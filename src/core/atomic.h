@@ -78,6 +78,12 @@ svi_and_seq(svi_word *word, uint64_t mask)
     return atomic_fetch_and_explicit(word, mask, memory_order_seq_cst);
 }
 
+static inline uint64_t
+svi_or_seq(svi_word *word, uint64_t mask)
+{
+    return atomic_fetch_or_explicit(word, mask, memory_order_seq_cst);
+}
+
 static inline bool
 svi_cas_seq(svi_word *word, uint64_t expected, uint64_t desired)
 {

@@ -30,6 +30,10 @@
 #define SVI_LOCK_ROW (SVI_LOCK_BASE + 64)           /* + row, write: the row's process lives */
 #define SVI_LOCK_SHARED (SVI_LOCK_BASE + (1 << 20)) /* + row, read: children share the row */
 
+/* What others can sleep for. */
+enum svi_event { SVI_EVENT_CHANGED = 0, SVI_EVENT_FILLED = 1, SVI_EVENTS = 8 };
+#define SVI_EVENT_SLEEPERS UINT64_C(1)
+
 enum svi_kind { SVI_KIND_VECTOR = 0, SVI_KIND_BLOCK = 1 };
 
 typedef struct svm_header {
@@ -85,8 +89,9 @@ typedef struct svm_header {
     svi_word h_ring_reset; /* value of h_ring_head at the last reset */
     char h_pad6[16];
     svi_word h_counters[SV_COUNTER_COUNT];
-    svi_word h_hints[SVI_HINTS]; /* buffer + 1 that was displaced, or 0; hints, no proof */
-    char h_pad7[SVI_PAGE - 1536];
+    svi_word h_hints[SVI_HINTS];   /* buffer + 1 that was displaced, or 0; hints, no proof */
+    svi_word h_events[SVI_EVENTS]; /* lower half: bit 0 somebody sleeps, wakes (rules N1-N3; 1.1) */
+    char h_pad7[SVI_PAGE - 1536 - SVI_EVENTS * 8];
 } svm_header;
 
 typedef struct svm_slot {
@@ -153,7 +158,8 @@ _Static_assert(offsetof(svm_header, h_walk) == 768, "format 1");
 _Static_assert(offsetof(svm_header, h_replace_events) == 832, "format 1");
 _Static_assert(offsetof(svm_header, h_counters) == 896, "format 1");
 _Static_assert(offsetof(svm_header, h_hints) == 1024, "format 1");
-_Static_assert(offsetof(svm_header, h_pad7) == 1536, "format 1");
+_Static_assert(offsetof(svm_header, h_events) == 1536, "format 1");
+_Static_assert(offsetof(svm_header, h_pad7) == 1600, "format 1");
 _Static_assert(sizeof(svm_header) == SVI_PAGE, "format 1");
 _Static_assert(sizeof(svm_slot) == 16, "format 1");
 _Static_assert(sizeof(svm_array) == 448, "format 1");

@@ -16,6 +16,11 @@ uint64_t svi_os_monotonic_ns(void);
 uint64_t svi_os_realtime_ns(void);
 void svi_os_sleep_ns(uint64_t nanoseconds);
 
+/* Sleep while the 32 bits at an address of a shared map are `expected`: 0, -ETIMEDOUT, -EAGAIN, -EINTR.
+ * Wake all who sleep there. */
+int svi_os_futex_wait(const void *address, uint32_t expected, uint64_t nanoseconds);
+void svi_os_futex_wake(const void *address);
+
 /* Open with O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK added: never follow a link, never wait for a FIFO. */
 int svi_os_open(const char *path, int flags, mode_t mode);
 /* A fresh open file description of what `fd` refers to. */

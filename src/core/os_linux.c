@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <linux/magic.h>
 #include <sched.h>
 #include <signal.h>
@@ -14,6 +15,7 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -63,6 +65,20 @@ svi_os_sleep_ns(uint64_t nanoseconds)
     struct timespec span = {(time_t)(nanoseconds / UINT64_C(1000000000)),
                             (long)(nanoseconds % UINT64_C(1000000000))};
     (void)nanosleep(&span, NULL);
+}
+
+int
+svi_os_futex_wait(const void *address, uint32_t expected, uint64_t nanoseconds)
+{
+    struct timespec span = {(time_t)(nanoseconds / UINT64_C(1000000000)),
+                            (long)(nanoseconds % UINT64_C(1000000000))};
+    return syscall(SYS_futex, address, FUTEX_WAIT, expected, &span, NULL, 0) == 0 ? 0 : -errno;
+}
+
+void
+svi_os_futex_wake(const void *address)
+{
+    (void)syscall(SYS_futex, address, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
 int

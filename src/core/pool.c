@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "event.h"
 #include "fork.h"
 #include "os.h"
 #include "owner.h"
@@ -49,6 +50,8 @@ sv_retire(sv_segment *segment, sv_retired reason)
         /* relaxed would do: set once, read alone */
         (void)svi_cas_seq(&svi_header_at(rw)->h_retired, SV_RETIRED_NO, (uint64_t)reason);
         SVI_STEP("retire.set");
+        svi_event_tell(rw, SVI_EVENT_CHANGED);
+        svi_event_tell(rw, SVI_EVENT_FILLED);
     }
 }
 

@@ -7,6 +7,7 @@
 #include "array.h"
 #include "copy.h"
 #include "error.h"
+#include "event.h"
 #include "os.h"
 #include "parallel.h"
 #include "reserve.h"
@@ -192,7 +193,8 @@ publish_commit(const svi_mapping *m, unsigned char *rw, uint32_t slot, uint32_t 
         svi_store_seq(&fresh->b_slot, (uint64_t)slot + 1);               /* ordered by E6 */
         SVI_STEP("publish.addressed");
         /* The commit: everything above is visible to who sees it. */
-        if (svi_cas_seq(&target->s_word, seen, svi_slot_successor(seen, buffer))) { /* E1, E2, E3 */
+        if (svi_cas_seq(&target->s_word, seen,
+                        svi_slot_successor(seen, buffer))) { /* E1, E2, E3, E15 */
             SVI_STEP("publish.committed");
             return 0;
         }
@@ -230,6 +232,7 @@ sv_publish(sv_reservation *reservation, uint32_t slot, sv_error *err)
         SVI_STEP("publish.finished");
     }
     svi_hint(rw, old.buffer);
+    svi_event_tell(rw, SVI_EVENT_CHANGED); /* while the reservation keeps the map */
     svi_reservation_end(m, reservation);
     return 0;
 }
@@ -262,14 +265,16 @@ sv_publish_next(sv_reservation *reservation, uint32_t *slot, sv_error *err)
         svi_store_seq(&fresh->b_slot, index + 1); /* ordered by E6 */
         SVI_STEP("append.addressed");
         won = svi_cas_seq(&svi_slots_at(m, rw)[index].s_word, SVI_EMPTY,
-                          svi_slot_word(reservation->buffer_, 1)); /* E1, E3 */
+                          svi_slot_word(reservation->buffer_, 1)); /* E1, E3, E15 */
         SVI_STEP("append.committed");
         /* Won or lost: the slot is filled, and whoever filled it may be dead. */
-        (void)svi_cas_seq(&header->h_size, index, index + 1); /* E5 */
+        (void)svi_cas_seq(&header->h_size, index, index + 1); /* E5, E15 */
         SVI_STEP("append.counted");
     }
     svi_store_seq(&fresh->b_writer, 0); /* E6 */
     SVI_STEP("append.released");
+    svi_event_tell(rw, SVI_EVENT_CHANGED); /* while the reservation keeps the map */
+    svi_event_tell(rw, SVI_EVENT_FILLED);
     svi_reservation_end(m, reservation);
     *slot = (uint32_t)index;
     return 0;

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "error.h"
+#include "event.h"
 #include "fork.h"
 #include "os.h"
 #include "row.h"
@@ -75,8 +76,9 @@ recover_count_filled(const svi_mapping *m, unsigned char *rw)
             svi_load_seq(&svi_slots_at(m, rw)[size].s_word) == SVI_EMPTY) { /* A3 */
             return;
         }
-        (void)svi_cas_seq(&header->h_size, size, size + 1); /* E5 */
+        (void)svi_cas_seq(&header->h_size, size, size + 1); /* E5, E15 */
         SVI_STEP("recover.counted");
+        svi_event_tell(rw, SVI_EVENT_FILLED);
     }
 }
 

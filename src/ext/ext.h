@@ -261,6 +261,12 @@ extern PyGetSetDef segment_facts_getset[];
 /* segment_read.c: also the mapping slot of the type. */
 PyObject *segment_getitem(PyObject *op, PyObject *index);
 
+/* segment_wait.c */
+PyObject *segment_wait_filled(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames);
+PyObject *segment_wait_changed(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames);
+
 /* ---- view_type.c, reservation_type.c, owner_type.c, dlpack.c ------------------------------- */
 
 int ext_view_init(PyObject *module, ext_state *state);

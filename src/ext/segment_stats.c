@@ -394,6 +394,18 @@ PyMethodDef segment_stats_methods[] = {
     {"counter_add", EXT_FAST(segment_counter_add), FAST,
      "counter_add($self, /, counter, amount=1)\n--\n\n"
      "Add to a counter that all processes share (COUNTER_*); returns its value before."},
+    {"wait_filled", EXT_FAST(segment_wait_filled), METH_FASTCALL | METH_KEYWORDS,
+     "wait_filled($self, /, count, timeout=None)\n--\n\n"
+     "Sleep until at least `count` slots are filled, at most `timeout` seconds (None: for "
+     "ever).\n\n"
+     "TimeoutError when they are not by then, PoolStalledError when the pool is no longer\n"
+     "refreshed, ValueError when there are fewer slots or the handle is closed meanwhile."},
+    {"wait_changed", EXT_FAST(segment_wait_changed), METH_FASTCALL | METH_KEYWORDS,
+     "wait_changed($self, /, slot, version, timeout=None)\n--\n\n"
+     "Sleep until a slot's chunk has another version than `version`, and return that version.\n\n"
+     "The version is the slot's number of writes (write_counts()), or that of a view's chunk.\n"
+     "`timeout` is in seconds; None waits for ever. IndexError for a slot that is not filled;\n"
+     "otherwise as wait_filled()."},
     {"refresh_next", segment_refresh_next, METH_NOARGS,
      "refresh_next($self, /)\n--\n\n"
      "Return (slot, unread): the slot to refresh next. unread=True: none was read since its last\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import signal
 import sys
 import tempfile
 import threading
@@ -106,3 +107,43 @@ def test_replace_waits_for_a_buffer_when_the_view_that_refused_is_gone(directory
     finally:
         sys.setswitchinterval(interval)
     vector.close()
+
+
+def test_waits_end_when_it_is_so_or_when_the_time_is_over(directory: Path) -> None:
+    with SharedVector("waits", 64, slot_count=3, dtype="uint8", directory=directory) as vector:
+        array = np.ones(8, np.uint8)
+        vector.append(array)
+        vector.wait_filled(1)
+        assert vector.wait_changed(0, 0) == 1
+        with pytest.raises(TimeoutError, match="filled slots"):
+            vector.wait_filled(2, timeout=0.05)
+        with pytest.raises(TimeoutError, match="slot"):
+            vector.wait_changed(0, 1, timeout=0.0)
+        with pytest.raises(ValueError, match="3 slots"):
+            vector.wait_filled(4)
+        with pytest.raises(IndexError):
+            vector.wait_changed(1, 0)
+        thread = threading.Timer(0.2, lambda: (vector.append(array), vector.replace(0, array)))
+        thread.start()
+        vector.wait_filled(2, timeout=60)  # the interpreter's lock is free meanwhile
+        assert vector.wait_changed(0, 1, timeout=60) == 2
+        thread.join()
+
+
+def test_a_wait_looks_at_signals(directory: Path) -> None:
+    class ToldError(Exception):
+        pass
+
+    def tell(number: int, frame: object) -> None:
+        raise ToldError
+
+    before = signal.signal(signal.SIGALRM, tell)
+    try:
+        with SharedVector("told", 64, slot_count=3, dtype="uint8", directory=directory) as vector:
+            vector.append(np.ones(8, np.uint8))
+            for wait in (lambda: vector.wait_filled(2), lambda: vector.wait_changed(0, 1)):
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                with pytest.raises(ToldError):
+                    wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)

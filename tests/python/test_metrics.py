@@ -197,11 +197,11 @@ def test_without_prometheus_client_the_error_says_what_to_install() -> None:
 
 
 def test_every_field_of_diagnostics_is_told_or_left_out_on_purpose() -> None:
-    from sharedvector import metrics
+    from sharedvector.monitoring import families
 
     fields = {field.name for field in dataclasses.fields(Diagnostics)}
     other = {"pid", "orphans", "orphans_bytes", "directory", "memory_limit", "made", "orphaned"}
-    assert set(metrics._GAUGES) == fields - other
+    assert set(families._GAUGES) == fields - other
     fields = {field.name for field in dataclasses.fields(PoolStats)}
-    assert set(metrics._POOL_COUNTERS) | set(metrics._POOL_GAUGES) == fields - {"held_by"}
-    assert not set(metrics._POOL_COUNTERS) & set(metrics._POOL_GAUGES)
+    assert set(families._POOL_COUNTERS) | set(families._POOL_GAUGES) == fields - {"held_by"}
+    assert not set(families._POOL_COUNTERS) & set(families._POOL_GAUGES)
