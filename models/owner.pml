@@ -5,6 +5,10 @@
  *
  * A file is there as long as somebody has it open or it has its name: the lock that a candidate gets
  * may be that of a file which lost its name.
+ *
+ * RUDE: somebody removes names behind a living owner, which finds that out where it touches one: it
+ * takes the lock that the name leads to, or finds another owner there. That look and the touch are one
+ * step here; docs/MODELS.md says what that leaves out.
  */
 #ifndef NPROCS
 #define NPROCS 2
@@ -30,7 +34,7 @@ byte orphan; /* the generation of a dead owner whose supervisor lives */
 byte deaths, owners; /* what only the observer knows */
 
 #ifdef REACH
-c_decl { static int reach_seen[8]; }
+c_decl { static int reach_seen[10]; }
 #define REACHED(n, text) c_code { \
     if (!reach_seen[n]) { reach_seen[n] = 1; printf("reached: %s\n", text); } }
 #else
@@ -38,7 +42,18 @@ c_decl { static int reach_seen[8]; }
 #endif
 
 #define ME (_pid + 1)
+#ifdef RUDE
+#define ALONE true /* two may hold locks, of which one has no name */
+#define ONE_OWNER true
+#else
 #define ALONE (taken == 1 && owners == 1) /* the owner, and the only one */
+#define ONE_OWNER (owners == 1)
+#endif
+/* The segment of the name has a living owner. */
+#define LIVING (segment != 0 && reigns[segment] != 0)
+/* Another owner's, who lives and has not lost it. */
+#define OTHERS(generation) (generation != 0 && generation == segment && \
+                            reigns[generation] != 0 && reigns[generation] != ME)
 
 /* In a search for progress the first candidate lives, and the last reign is left to it. */
 #ifdef LIVENESS
@@ -68,7 +83,7 @@ inline die()
     :: else
     fi;
     owners = owners - taken;
-    file = 0; mine = 0; taken = 0; cleans = 0
+    file = 0; mine = 0; taken = 0; cleans = 0; regained = 0
 }
 
 #define OR_DIE :: atomic { MORTAL -> die(); goto fresh }
@@ -101,11 +116,62 @@ inline no_owner_any_more()
     owners = owners - taken; taken = 0
 }
 
-inline clear_marker()
+inline take_again()
 {
-    assert(ALONE); marker = 0 /* ready.cleared */
+    if :: holder[file] == ME -> holder[file] = 0 :: else fi;
+    opened[file]--; open_lock_file(); holder[file] = ME; regained = 1
 }
 
+/* Before a marker is touched: is the lock ours that the name leads to, or can it be? */
+inline hold_name()
+{
+#if defined(RUDE) && !defined(NAME_NOT_HELD)
+    if
+    :: lock_name == file
+    :: lock_name != file && (lock_name == 0 || holder[lock_name] == 0) ->
+        REACHED(6, "a lock file that its owner makes or takes anew");
+        take_again()
+    :: lock_name != file && lock_name != 0 && holder[lock_name] != 0
+    fi
+#else
+    skip
+#endif
+}
+
+#if defined(RUDE) && !defined(NAME_NOT_HELD)
+#define NAME_IS_HELD (lock_name == file)
+#else
+#define NAME_IS_HELD true
+#endif
+
+#ifdef ANY_MARKER
+#define IS_MINE(generation) true
+#else
+#define IS_MINE(generation) (!regained || marker == generation)
+#endif
+
+/* Whichever reign it is from, as long as the lock was never lost. */
+inline clear_marker(generation)
+{
+    hold_name();
+    if
+    :: NAME_IS_HELD && IS_MINE(generation) ->
+        assert(ALONE && !OTHERS(marker)); marker = 0 /* ready.cleared */
+    :: NAME_IS_HELD && !IS_MINE(generation) -> REACHED(8, "a marker of another who owned the name")
+    :: !NAME_IS_HELD -> REACHED(7, "an old owner that leaves the marker to the new one")
+    fi
+}
+
+inline write_marker()
+{
+    hold_name();
+    if
+    :: NAME_IS_HELD -> assert(ALONE && !OTHERS(marker)); marker = mine /* ready.renamed */
+    :: !NAME_IS_HELD
+    fi
+}
+
+/* By the file itself, which no other name leads to. */
 inline unlink_segment(generation)
 {
     if
@@ -125,7 +191,7 @@ inline unlink_lock_file() /* lockfile.unlinked */
 active [NPROCS] proctype candidate()
 {
     byte file, mine, cleans;
-    bit taken;
+    bit taken, regained;
 fresh:
     do
     :: atomic { MAY_REIGN -> cleans = 0 };
@@ -143,10 +209,10 @@ again:
         OR_DIE
         fi;
 #ifdef NO_FILE_CHECK
-        STEP(taken = 1; owners++; assert(owners == 1)); /* lockfile.taken */
+        STEP(taken = 1; owners++; assert(ONE_OWNER)); /* lockfile.taken */
 #else
         if
-        :: atomic { lock_name == file -> taken = 1; owners++; assert(owners == 1) }
+        :: atomic { lock_name == file -> taken = 1; owners++; assert(ONE_OWNER) }
         :: atomic { lock_name != file -> REACHED(2, "the lock of a file that lost its name");
                     let_go(); goto again }
         OR_DIE
@@ -161,20 +227,35 @@ again:
         :: atomic { segment != 0 -> REACHED(3, "taking over from the dead") }
         :: else
         fi;
-#ifndef MARKER_LAST
-        STEP(clear_marker());
+#ifndef MARKER_FIRST_OF_ALL
+        if /* its segment shows a living owner whose lock file was removed */
+        :: atomic { LIVING -> mine = 0; goto leave }
+        :: atomic { !LIVING -> skip }
+        OR_DIE
+        fi;
 #endif
-        STEP(assert(ALONE); segment = 0);                       /* create.unlinked */
-        STEP(assert(ALONE); segment = mine; reigns[mine] = ME); /* create.linked */
+#ifndef MARKER_LAST
+        STEP(clear_marker(mine));
+#endif
+        if
+        :: atomic { LIVING -> mine = 0; goto leave }
+        :: atomic { !LIVING -> assert(ALONE); segment = 0 } /* create.unlinked */
+        OR_DIE
+        fi;
+        if
+        :: atomic { segment != 0 -> mine = 0; goto leave }
+        :: atomic { segment == 0 -> assert(ALONE); segment = mine; reigns[mine] = ME } /* create.linked */
+        OR_DIE
+        fi;
 #ifdef MARKER_LAST
-        STEP(clear_marker());
+        STEP(clear_marker(mine));
 #endif
 #ifdef MARKED_EARLY
-        STEP(assert(ALONE); marker = mine);
+        STEP(write_marker());
         STEP(filled[mine] = true);
 #else
         STEP(filled[mine] = true);
-        STEP(assert(ALONE); marker = mine); /* ready.renamed */
+        STEP(write_marker());
 #endif
 #ifdef LIVENESS
         if
@@ -191,15 +272,15 @@ progress_reigns:
 #endif
 #ifdef SEGMENT_FIRST
         STEP(unlink_segment(mine));
-        STEP(clear_marker());
+        STEP(clear_marker(mine));
 #else
-        STEP(clear_marker());
+        STEP(clear_marker(mine));
         STEP(unlink_segment(mine));
 #endif
         STEP(reigns[mine] = 0); /* the segment is closed */
         goto leave;
 clean:
-        STEP(clear_marker());
+        STEP(if :: marker == cleans -> clear_marker(cleans) :: else fi);
         STEP(unlink_segment(cleans));
 leave:
 #ifdef UNLOCKED_FIRST
@@ -209,7 +290,7 @@ leave:
         STEP(no_owner_any_more(); unlink_lock_file());
         STEP(let_go());
 #endif
-        mine = 0; cleans = 0
+        mine = 0; cleans = 0; regained = 0
     :: atomic { orphan != 0 -> cleans = orphan; orphan = 0 }; /* the supervisor of a dead owner */
 #ifdef CLEANED_BY_OTHERS
         goto clean
@@ -247,6 +328,18 @@ active proctype follower()
     od
 }
 
+#ifdef RUDE
+active proctype rude()
+{
+    byte n;
+    do
+    :: atomic { n < RUDE && lock_name != 0 -> lock_name = 0; n++ }
+    :: atomic { n < RUDE && marker != 0 -> marker = 0; n++ }
+    :: atomic { n < RUDE && segment != 0 -> segment = 0; n++ }
+    :: atomic { true -> break }
+    od
+}
+#else
 /* A marker beside the segment of a living owner is that owner's, and says the truth. */
 active proctype observer()
 {
@@ -258,3 +351,4 @@ active proctype observer()
     :: atomic { true -> skip }
     fi
 }
+#endif

@@ -12,6 +12,7 @@ ROWS_MORTAL = "-DNREADERS=1 -DNWRITERS=1 -DNROWS=2 -DNSPARES=1"
 ROWS_LATE = "-DNREADERS=1 -DNWRITERS=2 -DNROWS=1 -DNSPARES=1 -DOUTSIDE_WRITER"
 APPEND = "-DSTATIC_ROWS -DNREADERS=1 -DNWRITERS=2 -DNSLOTS=2 -DNSPARES=1 -DAPPEND -DAPPEND_ONLY"
 LIVE = "-DLIVENESS -DSTATIC_ROWS -DNREADERS=1 -DNWRITERS=2 -DNSPARES=1"
+RUDE = "-DRUDE=2 -DNDEATHS=1"  # so many names are removed
 LIVE_APPEND = f"-DLIVENESS {APPEND}"
 GRANDCHILD = "-DNPROCS=3 -DNROWS=3 -DNBUFS=2 -DNFORKS=2"
 
@@ -117,6 +118,7 @@ SEARCHES = [
     Search("close: 2 views, 1 handle, 2 rounds", "close.pml", ""),
     Search("close: 3 views, 1 handle, 2 rounds", "close.pml", "-DNTHREADS=3", quick=False),
     Search("owner: 2 candidates, supervisors, a follower", "owner.pml", ""),
+    Search("owner: names are removed behind the living", "owner.pml", RUDE),
     Search(
         "owner: 3 candidates, supervisors, a follower",
         "owner.pml",
@@ -226,6 +228,18 @@ SEARCHES = [
             }
         ),
     ),
+    Search(
+        "reach: names that are removed behind the living",
+        "owner.pml",
+        f"{RUDE} -DREACH",
+        frozenset(
+            {
+                "a lock file that its owner makes or takes anew",
+                "an old owner that leaves the marker to the new one",
+                "a marker of another who owned the name",
+            }
+        ),
+    ),
 ]
 
 
@@ -302,6 +316,7 @@ def mutations() -> list[Search]:
                 "NO_COMPARISON",
             ),
         ),
+        ("owner.pml", RUDE, ("NAME_NOT_HELD", "MARKER_FIRST_OF_ALL", "ANY_MARKER")),
         ("owner.pml", "-DLIVENESS", ("LOCK_INHERITED",)),
     ]
     return [

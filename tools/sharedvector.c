@@ -5,7 +5,8 @@
  *     sharedvector info NAME         settings, counters, and who is attached
  *     sharedvector recover NAME      give back what dead processes held
  *     sharedvector check NAME        check the segment's invariants
- *     sharedvector remove NAME...    unlink names; those attached keep their data
+ *     sharedvector remove NAME...    unlink names that no living owner has; those attached keep their
+ *                                    data
  *     sharedvector sweep [--prefix PREFIX] [--dry-run]
  *                                    remove what dead makers and owners left
  *
@@ -213,7 +214,7 @@ command_remove(int count, char **names)
     int status = 0;
     for (int i = 0; i < count; i++) {
         sv_error err;
-        if (sv_segment_remove(names[i], NULL, &err) != 0) {
+        if (sv_pool_remove(names[i], NULL, NULL, &err) != 0) {
             status = command_fail(&err);
         }
     }

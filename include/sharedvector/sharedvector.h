@@ -369,6 +369,7 @@ typedef struct sv_listed {
     uint32_t uid;
     int32_t owner_pid; /* of the owner, as it saw itself; for people; 0: not known */
     uint64_t inode;
+    char owner_command[64]; /* of that process; "": not known */
 } sv_listed;
 
 /* ---- life of a segment --------------------------------------------------------------------- */
@@ -431,6 +432,10 @@ SV_API int sv_segment_remove(const char *name, const char *directory, sv_error *
  * SV_EBUSY another process is making a segment of this name, for longer than a second. SV_ESYS. */
 SV_API int sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
                                    const char *generation, sv_error *err);
+
+/* The same for the very file that this handle has mapped, whatever became of its header: what an owner
+ * calls at the end. SV_ENOENT: the name is gone, or leads to another file by now. */
+SV_API int sv_segment_remove_own(sv_segment *segment, sv_error *err);
 
 /* Facts about the segment. Valid after close of other handles; never fails on an open handle. */
 SV_API int sv_segment_info(const sv_segment *segment, sv_info *out);
@@ -700,15 +705,21 @@ SV_API void sv_owner_release(sv_owner *owner);
 SV_API int sv_owner_probe(const char *name, const char *lock_dir, char *generation, int32_t *pid,
                           sv_error *err);
 
-/* Write <lock_dir>/<name>.ready by rename: followers may attach. SV_EFORKED, SV_ESYS. */
-SV_API SV_MUST_CHECK int sv_ready_write(const sv_owner *owner, sv_error *err);
+/*
+ * Write <lock_dir>/<name>.ready by rename: followers may attach. A lock file that was removed behind
+ * the owner is made and locked anew first. SV_EFORKED · SV_EBUSY somebody else owns the name by now ·
+ * SV_ESYS.
+ */
+SV_API SV_MUST_CHECK int sv_ready_write(sv_owner *owner, sv_error *err);
 
 /* Read the generation that the marker holds. SV_ENOENT there is none · SV_EFORMAT unreadable. */
 SV_API SV_MUST_CHECK int sv_ready_read(const char *name, const char *lock_dir,
                                        char generation[SV_GENERATION_BYTES], sv_error *err);
 
-/* Remove the marker; a missing one is no error. */
-SV_API int sv_ready_clear(const sv_owner *owner, sv_error *err);
+/* Remove the marker, whichever reign it is from; a missing one is no error. As sv_ready_write() otherwise:
+ * while somebody else owns the name, the marker is not ours (SV_EBUSY), and after the lock was lost and
+ * taken anew only a marker of this reign is. */
+SV_API int sv_ready_clear(sv_owner *owner, sv_error *err);
 
 /* ---- the whole pool, for programs without Python ------------------------------------------- */
 
@@ -729,8 +740,21 @@ SV_API SV_MUST_CHECK int sv_pool_attach(const char *name, const char *lock_dir,
 SV_API SV_MUST_CHECK int sv_pool_create(sv_owner *owner, const sv_options *options,
                                         sv_segment **out, sv_error *err);
 
-/* End a reign: marker, segment (only if it is this reign's), handle, lock, in this order. */
+/*
+ * End a reign: marker, segment, handle, lock, in this order. Names that do not lead to this reign's
+ * files any more are left alone. On failure handle and owner are still there: call it again, or give
+ * them up one by one (sv_segment_close(), sv_owner_release()).
+ * SV_EFORKED · SV_EINUSE reservations are open · SV_EBUSY, SV_ESYS a file could not be removed.
+ */
 SV_API int sv_pool_close(sv_owner *owner, sv_segment *segment, sv_error *err);
+
+/*
+ * Remove the names of a pool (marker, segment, lock file), a plain segment, a block or a broken file,
+ * under the owner's lock. Those attached keep their data. A missing name is no error.
+ * SV_EBUSY its owner lives: err names the process · SV_EINVAL · SV_ESYS.
+ */
+SV_API int sv_pool_remove(const char *name, const char *directory, const char *lock_dir,
+                          sv_error *err);
 
 /* ---- blocks: one array, shared with the processes of one job ------------------------------- */
 
@@ -810,6 +834,10 @@ SV_API uint64_t sv_own_pins(const sv_segment *segment);
  * and is returned. SV_ESYS the directory cannot be read. */
 SV_API int sv_list(const char *directory, int (*each)(const sv_listed *item, void *context),
                    void *context, sv_error *err);
+
+/* The same for one name, without attaching. SV_ENOENT · SV_EFORMAT no segment of this format · SV_EINVAL ·
+ * SV_ESYS. */
+SV_API int sv_look(const char *name, const char *directory, sv_listed *out, sv_error *err);
 
 /*
  * Remove what dead processes left: blocks that the caller's user named (sv-<uid>-...), and pools that

@@ -17,7 +17,7 @@ lockfile_is_same(const svi_lockfile *lock, const struct stat *st)
     return st->st_dev == lock->device && st->st_ino == lock->inode;
 }
 
-/* Note which file fd is open on. */
+/* Note which file fd is open on; its user can open it again, whatever the umask was. */
 static int
 lockfile_identify(svi_lockfile *lock, int fd)
 {
@@ -28,7 +28,10 @@ lockfile_identify(svi_lockfile *lock, int fd)
     }
     lock->device = st.st_dev;
     lock->inode = st.st_ino;
-    return S_ISREG(st.st_mode) ? 0 : -EINVAL;
+    if (!S_ISREG(st.st_mode)) {
+        return -EINVAL;
+    }
+    return (st.st_mode & 0600) == 0600 ? 0 : svi_os_fchmod(fd, (st.st_mode & 0777) | 0600);
 }
 
 /* 1: the path leads to the file. 0: to another one, or to none. */
@@ -162,6 +165,9 @@ static int
 lockfile_try(svi_lockfile *lock)
 {
     int fd = svi_os_open(lock->path, O_RDWR | O_CREAT, 0600);
+    if (fd == -EACCES && svi_os_make_own(lock->path) == 0) { /* made under a strict umask */
+        fd = svi_os_open(lock->path, O_RDWR | O_CREAT, 0600);
+    }
     if (fd < 0) {
         return fd;
     }
@@ -225,13 +231,19 @@ svi_lockfile_is_held(const svi_lockfile *lock)
     return lock->held && (lock->anchor != NULL || lockfile_has_descriptor(lock));
 }
 
+int
+svi_lockfile_is_ours(const svi_lockfile *lock)
+{
+    return svi_lockfile_is_held(lock) ? lockfile_is_named(lock) : 0;
+}
+
 void
 svi_lockfile_drop(svi_lockfile *lock, bool unlink)
 {
     if (!lock->held) {
         return;
     }
-    if (unlink && lockfile_is_named(lock) == 1) {
+    if (unlink && svi_lockfile_is_ours(lock) == 1) {
         (void)svi_os_unlink(lock->path);
         SVI_STEP("lockfile.unlinked");
     }
@@ -271,6 +283,18 @@ svi_lockfile_write(const svi_lockfile *lock, const char *text)
         status = svi_os_pwrite(fd, text, strlen(text), 0);
         SVI_STEP("lockfile.written");
     }
+    svi_os_close(fd);
+    return status;
+}
+
+int
+svi_lockfile_set_mode(const svi_lockfile *lock, mode_t mode)
+{
+    int fd = lockfile_open_named(lock);
+    if (fd < 0) {
+        return fd;
+    }
+    int status = svi_os_fchmod(fd, mode);
     svi_os_close(fd);
     return status;
 }

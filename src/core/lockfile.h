@@ -37,12 +37,16 @@ int svi_lockfile_adopt(svi_lockfile *lock, int fd, const char *path, sv_error *e
 /* Is it held, and not lost with a descriptor that somebody closed? */
 bool svi_lockfile_is_held(const svi_lockfile *lock);
 
+/* Is it held, and does its name still lead to it? 1, 0, or -errno. */
+int svi_lockfile_is_ours(const svi_lockfile *lock);
+
 /* Unlink the file if it is still ours, then let the lock go. A lock that is not held: nothing. Process
  * lock held. */
 void svi_lockfile_drop(svi_lockfile *lock, bool unlink);
 
-/* Replace the file's contents. */
+/* Replace the file's contents, or set its permissions. -ESTALE: the name does not lead to it. */
 int svi_lockfile_write(const svi_lockfile *lock, const char *text);
+int svi_lockfile_set_mode(const svi_lockfile *lock, mode_t mode);
 
 /* In a child: its parent's locks are not its own. `close` their descriptors, unless the table of
  * descriptors may be the parent's too. Process lock held. */

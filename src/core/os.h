@@ -33,6 +33,8 @@ void svi_os_close(int fd);
 int svi_os_stat(const char *path, struct stat *out);
 int svi_os_fstat(int fd, struct stat *out);
 int svi_os_fchmod(int fd, mode_t mode);
+/* Let this user read and write a regular file of his; any other: -EACCES. */
+int svi_os_make_own(const char *path);
 int svi_os_truncate(int fd, uint64_t bytes);
 int svi_os_allocate(int fd, uint64_t offset, uint64_t bytes);
 /* Give the memory of a part of the file back; it reads as zeros. A file system that cannot: nothing. */

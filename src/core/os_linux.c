@@ -151,6 +151,27 @@ svi_os_fchmod(int fd, mode_t mode)
 }
 
 int
+svi_os_make_own(const char *path)
+{
+    char file[32];
+    struct stat st;
+    int fd = open(path, O_PATH | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) {
+        return -errno;
+    }
+    (void)snprintf(file, sizeof file, "/proc/self/fd/%d", fd);
+    int status = svi_os_fstat(fd, &st);
+    if (status == 0 && (!S_ISREG(st.st_mode) || st.st_uid != geteuid())) {
+        status = -EACCES;
+    }
+    if (status == 0 && chmod(file, (st.st_mode & 0777) | 0600) != 0) {
+        status = -errno;
+    }
+    (void)close(fd);
+    return status;
+}
+
+int
 svi_os_truncate(int fd, uint64_t bytes)
 {
     int status;

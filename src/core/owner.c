@@ -19,6 +19,8 @@
 struct sv_owner {
     svi_lockfile lock;
     uint64_t process; /* who took it: a forked child holds nothing */
+    bool regained;    /* after somebody removed the lock file: others may have owned the name */
+    mode_t mode;      /* of the lock file and the marker: the pool's */
     char name[SV_MAX_NAME_BYTES + 1];
     char directory[SVI_DIRECTORY_BYTES];
     char generation[SV_GENERATION_BYTES];
@@ -81,6 +83,7 @@ owner_new(const char *name, const char *lock_dir, const char *generation, sv_own
         return svi_fail(err, SV_ENOMEM, ENOMEM, "own pool", "no memory");
     }
     svi_text_copy(owner->name, sizeof owner->name, name);
+    owner->mode = 0600;
     if ((status = svi_lock_directory(lock_dir, owner->directory, err)) != 0) {
         goto fail;
     }
@@ -99,6 +102,7 @@ fail:
     return status;
 }
 
+/* Say in the lock file whose it is. Process lock held. */
 static int
 owner_sign(sv_owner *owner, sv_error *err)
 {
@@ -106,11 +110,28 @@ owner_sign(sv_owner *owner, sv_error *err)
     owner->process = svi_process_token();
     owner_text(text, owner->generation);
     int status = svi_lockfile_write(&owner->lock, text);
-    if (status != 0) {
+    if (status != 0 || (status = svi_lockfile_set_mode(&owner->lock, owner->mode)) != 0) {
         svi_lockfile_drop(&owner->lock, true);
         return svi_fail(err, SV_ESYS, -status, "own pool", "cannot write %s", owner->lock.path);
     }
     return 0;
+}
+
+/* Process lock held. */
+static int
+owner_take(sv_owner *owner, sv_error *err)
+{
+    int status = svi_lockfile_take(&owner->lock, owner->directory, "", owner->name, ".lock", err);
+    return status == 0 ? owner_sign(owner, err) : status;
+}
+
+/* Who says in the lock file that it is the owner; for people. */
+static int
+owner_pid(const sv_owner *owner)
+{
+    int32_t pid = 0;
+    (void)sv_owner_probe(owner->name, owner->directory, NULL, &pid, NULL);
+    return (int)pid;
 }
 
 int
@@ -123,16 +144,13 @@ sv_owner_acquire(const char *name, const char *lock_dir, const char *generation,
         return status;
     }
     if ((status = svi_process_lock(err)) == 0) {
-        status = svi_lockfile_take(&owner->lock, owner->directory, "", name, ".lock", err);
-        status = status == 0 ? owner_sign(owner, err) : status;
+        status = owner_take(owner, err);
         svi_process_unlock();
     }
     if (status == SV_EBUSY) {
-        int32_t pid = 0;
-        (void)sv_owner_probe(name, lock_dir, NULL, &pid, NULL);
         status = svi_fail(err, SV_EBUSY, 0, "own pool",
                           "pool '%s' is owned by pid %d; attach to it, or end that process", name,
-                          (int)pid);
+                          owner_pid(owner));
     }
     if (status != 0) {
         free(owner);
@@ -167,11 +185,16 @@ sv_owner_adopt(const char *name, const char *lock_dir, int fd, const char *gener
     return 0;
 }
 
+bool
+svi_owner_is_mine(const sv_owner *owner)
+{
+    return owner != NULL && owner->process == svi_process_token();
+}
+
 int
 sv_owner_held(const sv_owner *owner)
 {
-    return owner != NULL && owner->process == svi_process_token() &&
-           svi_lockfile_is_held(&owner->lock);
+    return svi_owner_is_mine(owner) && svi_lockfile_is_held(&owner->lock);
 }
 
 const char *
@@ -193,7 +216,7 @@ sv_owner_release(sv_owner *owner)
         return;
     }
     /* In a forked child the anchor's address is not ours (MADV_DONTFORK): leave it alone. */
-    if (sv_owner_held(owner) && svi_process_lock(NULL) == 0) {
+    if (svi_owner_is_mine(owner) && svi_process_lock(NULL) == 0) {
         svi_lockfile_drop(&owner->lock, true);
         svi_process_unlock();
     }
@@ -234,23 +257,57 @@ sv_owner_probe(const char *name, const char *lock_dir, char *generation, int32_t
 
 /* ---- ready marker -------------------------------------------------------------------------- */
 
+/* Only who holds the lock that the name leads to may touch the pool's other names (O3). Where the lock
+ * file was removed behind our back, the lock is taken anew. SV_EBUSY: somebody else did so first. */
 static int
-owner_check_held(const sv_owner *owner, const char *operation, sv_error *err)
+owner_hold_name(sv_owner *owner, const char *operation, sv_error *err)
 {
-    if (!sv_owner_held(owner)) {
+    if (!svi_owner_is_mine(owner)) {
         return svi_fail(err, SV_EFORKED, 0, operation, "this process does not own the pool%s",
                         owner == NULL ? "" : " (any more)");
     }
-    return 0;
+    int status = svi_process_lock(err);
+    if (status != 0) {
+        return status;
+    }
+    int ours = svi_lockfile_is_ours(&owner->lock);
+    if (ours == 0) {
+        svi_lockfile_drop(&owner->lock, false);
+        owner->regained = true;
+        status = owner_take(owner, err);
+    } else if (ours < 0) {
+        status = svi_fail(err, SV_ESYS, -ours, operation, "cannot look at %s", owner->lock.path);
+    }
+    svi_process_unlock();
+    return status == SV_EBUSY
+               ? svi_fail(err, SV_EBUSY, 0, operation,
+                          "the lock file of pool '%s' was removed behind its owner, and process %d "
+                          "owns the name by now",
+                          owner->name, owner_pid(owner))
+               : status;
 }
 
 int
-sv_ready_write(const sv_owner *owner, sv_error *err)
+svi_owner_set_mode(sv_owner *owner, uint32_t mode, sv_error *err)
+{
+    int status = owner_hold_name(owner, "own pool", err);
+    if (status != 0) {
+        return status;
+    }
+    owner->mode = (mode_t)mode;
+    status = svi_lockfile_set_mode(&owner->lock, owner->mode);
+    return status == 0 ? 0
+                       : svi_fail(err, SV_ESYS, -status, "own pool",
+                                  "cannot set the permissions of %s", owner->lock.path);
+}
+
+int
+sv_ready_write(sv_owner *owner, sv_error *err)
 {
     char path[SVI_PATH_BYTES];
     char fresh[SVI_PATH_BYTES];
     char text[OWNER_TEXT_BYTES];
-    int status = owner_check_held(owner, "mark ready", err);
+    int status = owner_hold_name(owner, "mark ready", err);
     if (status != 0) {
         return status;
     }
@@ -260,7 +317,8 @@ sv_ready_write(const sv_owner *owner, sv_error *err)
     /* Only the owner writes this file, so that a leftover of a killed one can be overwritten. */
     (void)svi_os_unlink(fresh);
     int fd = svi_os_open(fresh, O_RDWR | O_CREAT | O_EXCL, 0600);
-    status = fd < 0 ? fd : svi_os_pwrite(fd, text, strlen(text), 0);
+    status = fd < 0 ? fd : svi_os_fchmod(fd, owner->mode); /* whatever the umask */
+    status = status < 0 ? status : svi_os_pwrite(fd, text, strlen(text), 0);
     svi_os_close(fd);
     SVI_STEP("ready.written");
     if (status >= 0) {
@@ -308,12 +366,24 @@ sv_ready_read(const char *name, const char *lock_dir, char generation[SV_GENERAT
 }
 
 int
-sv_ready_clear(const sv_owner *owner, sv_error *err)
+sv_ready_clear(sv_owner *owner, sv_error *err)
 {
     char path[SVI_PATH_BYTES];
-    int status = owner_check_held(owner, "clear marker", err);
+    char found[SV_GENERATION_BYTES];
+    sv_error failed = {.message = ""};
+    int status = owner_hold_name(owner, "clear marker", &failed);
+    if (status == SV_ESYS && failed.sys_errno == ENOENT) {
+        return 0; /* the directory was removed, and the marker with it */
+    }
     if (status != 0) {
+        if (err != NULL) {
+            *err = failed;
+        }
         return status;
+    }
+    if (owner->regained && sv_ready_read(owner->name, owner->directory, found, NULL) == 0 &&
+        strcmp(found, owner->generation) != 0) {
+        return 0; /* of one who owned the name meanwhile, and may live */
     }
     svi_path(path, owner->directory, ".", owner->name, ".ready");
     (void)svi_os_unlink(path);

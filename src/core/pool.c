@@ -119,10 +119,26 @@ sv_pool_attach(const char *name, const char *lock_dir, const sv_options *options
     }
 }
 
+/* SV_EBUSY: the pool or block has a living owner; `advice` says what to do about it. */
+static int
+pool_check_free(const char *name, const char *directory, sv_listed *item, const char *advice,
+                sv_error *err)
+{
+    int status = sv_look(name, directory, item, err);
+    if (status != 0 || item->owner_live == 0) {
+        return status;
+    }
+    return svi_fail(err, SV_EBUSY, 0, item->block ? "remove block" : "remove pool",
+                    "%s '%s' is in use by its %s, process %d (%.60s); %s",
+                    item->block ? "block" : "pool", name, item->block ? "maker" : "owner",
+                    (int)item->owner_pid, item->owner_command, advice);
+}
+
 int
 sv_pool_create(sv_owner *owner, const sv_options *options, sv_segment **out, sv_error *err)
 {
     sv_options wanted;
+    sv_listed found;
     int status;
     if (options == NULL) {
         sv_options_init(&wanted);
@@ -131,8 +147,14 @@ sv_pool_create(sv_owner *owner, const sv_options *options, sv_segment **out, sv_
     } else {
         wanted = *options;
     }
-    /* Marker first: nobody attaches to a segment that is about to be replaced. */
-    if ((status = sv_ready_clear(owner, err)) != 0) {
+    /* A living owner keeps its marker too. Then marker first: nobody attaches to a segment that is about
+     * to be replaced. */
+    if ((status = svi_owner_set_mode(owner, wanted.mode, err)) != 0 ||
+        (status = pool_check_free(svi_owner_name(owner), wanted.directory, &found,
+                                  "end it; or, if it uses another lock directory (lock_dir, "
+                                  "SHAREDVECTOR_LOCK_DIR), use that one",
+                                  err)) == SV_EBUSY ||
+        (status = sv_ready_clear(owner, err)) != 0) {
         return status;
     }
     wanted.owned = 1;
@@ -143,9 +165,8 @@ sv_pool_create(sv_owner *owner, const sv_options *options, sv_segment **out, sv_
 int
 sv_pool_close(sv_owner *owner, sv_segment *segment, sv_error *err)
 {
-    sv_info info;
     int status;
-    if (!sv_owner_held(owner)) {
+    if (!svi_owner_is_mine(owner)) {
         return svi_fail(err, SV_EFORKED, 0, "close pool", "this process does not own the pool");
     }
     svi_mapping *m = svi_mapping_of(segment);
@@ -153,16 +174,49 @@ sv_pool_close(sv_owner *owner, sv_segment *segment, sv_error *err)
         return svi_fail(err, SV_EINUSE, 0, "close pool",
                         "reservations of '%s' are open; publish or cancel them first", m->name);
     }
-    if ((status = sv_ready_clear(owner, err)) != 0) {
+    status = sv_ready_clear(owner, err);
+    if (status != 0 && status != SV_EBUSY) { /* busy: the marker is another owner's */
         return status;
     }
-    if (sv_segment_info(segment, &info) == 0) {
+    if (m != NULL) {
         sv_retire(segment, SV_RETIRED_CLOSED);
-        (void)sv_segment_remove_exact(info.name, info.directory, info.inode, info.generation, NULL);
+        status = sv_segment_remove_own(segment, err);
+        if (status != 0 && status != SV_ENOENT) {
+            return status;
+        }
         if ((status = sv_segment_close(segment, err)) != 0) {
             return status;
         }
     }
     sv_owner_release(owner);
     return 0;
+}
+
+int
+sv_pool_remove(const char *name, const char *directory, const char *lock_dir, sv_error *err)
+{
+    sv_listed found = {.block = 0};
+    sv_owner *owner = NULL;
+    sv_error refusal = {.message = ""};
+    int owned = sv_owner_acquire(name, lock_dir, NULL, &owner, &refusal);
+    /* Looked at under the lock; and an owner with another lock directory, or without its lock file, is
+     * seen by its segment. */
+    int status =
+        pool_check_free(name, directory, &found,
+                        "end that process, which removes it; those attached keep their data", err);
+    bool segment = status == 0;
+    if (segment || status == SV_ENOENT || status == SV_EFORMAT) {
+        status = owned;
+        if (status != 0 && err != NULL) {
+            *err = refusal;
+        }
+    }
+    if (status == 0 && (status = sv_ready_clear(owner, err)) == 0) {
+        status = segment
+                     ? sv_segment_remove_exact(name, directory, found.inode, found.generation, err)
+                     : sv_segment_remove(name, directory, err);
+        status = status == SV_ENOENT ? 0 : status; /* somebody was first */
+    }
+    sv_owner_release(owner);
+    return status;
 }

@@ -261,23 +261,48 @@ sv_segment_remove(const char *name, const char *directory, sv_error *err)
     return status;
 }
 
-static bool
-segment_is_exact(const char *path, uint64_t inode, const char *generation)
+/* Which file a name must lead to before it is unlinked. */
+typedef struct segment_wanted {
+    uint64_t inode;
+    const char *generation; /* NULL: whatever the header says, as the file is mapped here */
+    dev_t device;           /* without a generation */
+} segment_wanted;
+
+/* 1, 0, or -errno: it cannot be told. */
+static int
+segment_is_wanted(const char *path, const segment_wanted *wanted)
 {
     svm_header header;
     struct stat st;
+    int status = svi_os_stat(path, &st);
+    if (status != 0) {
+        return status == -ENOENT ? 0 : status;
+    }
+    if ((uint64_t)st.st_ino != wanted->inode) {
+        return 0;
+    }
+    if (wanted->generation == NULL) {
+        return st.st_dev == wanted->device;
+    }
     int fd = svi_os_open(path, O_RDONLY, 0);
-    bool same = fd >= 0 && svi_os_fstat(fd, &st) == 0 && (uint64_t)st.st_ino == inode &&
-                svi_os_pread(fd, &header, sizeof header, 0) == (int)sizeof header &&
-                strncmp(header.h_generation, generation, sizeof header.h_generation) == 0;
+    if (fd < 0) {
+        return fd == -ENOENT ? 0 : fd;
+    }
+    int got = svi_os_fstat(fd, &st);
+    bool same = got == 0 && (uint64_t)st.st_ino == wanted->inode;
+    if (same) {
+        got = svi_os_pread(fd, &header, sizeof header, 0);
+        same = got == (int)sizeof header &&
+               strncmp(header.h_generation, wanted->generation, SV_GENERATION_BYTES - 1) == 0;
+    }
     svi_os_close(fd);
-    return same;
+    return got < 0 ? got : same;
 }
 
 /* One try. SV_EBUSY: a creator is at work on the name. Process lock held, given up for the unlink. */
 static int
-segment_remove_exact_once(const char *name, const char *where, uint64_t inode,
-                          const char *generation, sv_error *err)
+segment_remove_wanted_once(const char *name, const char *where, const segment_wanted *wanted,
+                           sv_error *err)
 {
     char path[SVI_PATH_BYTES];
     svi_lockfile creating = SVI_LOCKFILE_INIT;
@@ -285,11 +310,15 @@ segment_remove_exact_once(const char *name, const char *where, uint64_t inode,
     /* Nobody may put a new segment under the name between the look and the unlink. Where no lock file
      * can be made, nobody can create either. */
     bool busy = svi_lockfile_take(&creating, where, ".", name, ".create", NULL) == SV_EBUSY;
-    int status = 0;
-    if (!segment_is_exact(path, inode, generation)) {
+    int status = segment_is_wanted(path, wanted);
+    if (status < 0) {
+        status = svi_fail(err, SV_ESYS, -status, "remove segment", "cannot look at %s", path);
+    } else if (status == 0) {
         status = svi_fail(err, SV_ENOENT, ENOENT, "remove segment",
-                          "%s is not the segment with inode %llu and generation %s", path,
-                          (unsigned long long)inode, generation);
+                          "%s is not the segment with inode %llu%s%s", path,
+                          (unsigned long long)wanted->inode,
+                          wanted->generation != NULL ? " and generation " : "",
+                          wanted->generation != NULL ? wanted->generation : "");
     } else if (busy) {
         status = svi_fail(err, SV_EBUSY, 0, "remove segment",
                           "another process is making a segment in place of %s; try again later, "
@@ -304,24 +333,19 @@ segment_remove_exact_once(const char *name, const char *where, uint64_t inode,
     return status;
 }
 
-int
-sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
-                        const char *generation, sv_error *err)
+static int
+segment_remove_wanted(const char *name, const char *where, const segment_wanted *wanted,
+                      sv_error *err)
 {
-    char where[SVI_DIRECTORY_BYTES];
-    int status;
-    if ((status = sv_name_check(name, err)) != 0 ||
-        (status = svi_shm_directory(directory, where, err)) != 0) {
-        return status;
-    }
     uint64_t started = svi_os_monotonic_ns();
     for (;;) {
         sv_error attempt; /* a success after a retry leaves the caller's untouched */
         memset(&attempt, 0, sizeof attempt);
-        if ((status = svi_process_lock(err)) != 0) {
+        int status = svi_process_lock(err);
+        if (status != 0) {
             return status;
         }
-        status = segment_remove_exact_once(name, where, inode, generation, &attempt);
+        status = segment_remove_wanted_once(name, where, wanted, &attempt);
         svi_process_unlock();
         if (status != SV_EBUSY || svi_interrupted() ||
             svi_os_monotonic_ns() - started >= SEGMENT_REMOVE_PATIENCE_NS) {
@@ -332,6 +356,32 @@ sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
         }
         svi_os_sleep_ns(SEGMENT_POLL_NS);
     }
+}
+
+int
+sv_segment_remove_exact(const char *name, const char *directory, uint64_t inode,
+                        const char *generation, sv_error *err)
+{
+    char where[SVI_DIRECTORY_BYTES];
+    int status;
+    if ((status = sv_name_check(name, err)) != 0 ||
+        (status = svi_shm_directory(directory, where, err)) != 0) {
+        return status;
+    }
+    const segment_wanted wanted = {.inode = inode, .generation = generation};
+    return segment_remove_wanted(name, where, &wanted, err);
+}
+
+int
+sv_segment_remove_own(sv_segment *segment, sv_error *err)
+{
+    const svi_mapping *m = svi_mapping_of(segment);
+    if (m == NULL) {
+        return svi_fail(err, SV_ECLOSED, 0, "remove segment", "the handle is closed");
+    }
+    /* While it is mapped, no other file has its inode. */
+    const segment_wanted wanted = {.inode = (uint64_t)m->inode, .device = m->device};
+    return segment_remove_wanted(m->name, m->directory, &wanted, err);
 }
 
 int

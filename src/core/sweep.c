@@ -12,32 +12,39 @@
 #include "os.h"
 
 /* The owner made the segment, so that its row is the first, until somebody takes it after its death.
- * 0: not known. A number for people: the words of the row are read one by one. */
-static int32_t
-sweep_owner_pid(int fd, const svm_header *header)
+ * For people: the words of the row are read one by one. */
+static void
+sweep_look_at_owner(int fd, const svm_header *header, sv_listed *item)
 {
     uint64_t words[sizeof(svm_row) / sizeof(uint64_t)];
-    bool read = svi_os_pread(fd, words, sizeof words, header->h_off_rows) == (int)sizeof words;
-    bool owner = read && words[offsetof(svm_row, r_owner) / sizeof words[0]] != 0;
-    uint64_t pid = owner ? words[offsetof(svm_row, r_pid) / sizeof words[0]] : 0;
-    return pid <= INT32_MAX ? (int32_t)pid : 0;
+    if (svi_os_pread(fd, words, sizeof words, header->h_off_rows) != (int)sizeof words ||
+        words[offsetof(svm_row, r_owner) / sizeof words[0]] == 0) {
+        return;
+    }
+    uint64_t pid = words[offsetof(svm_row, r_pid) / sizeof words[0]];
+    item->owner_pid = pid <= INT32_MAX ? (int32_t)pid : 0;
+    memcpy(item->owner_command, &words[offsetof(svm_row, r_command) / sizeof words[0]],
+           sizeof item->owner_command - 1);
 }
 
-/* Is the file a segment of this format? Fills *item. Nothing is mapped or changed. */
-static bool
+/* Is the file a segment of this format? Fills *item. Nothing is mapped or changed. 0, SV_EFORMAT, or
+ * -errno. */
+static int
 sweep_look(const char *directory, const char *name, sv_listed *item)
 {
     char path[SVI_PATH_BYTES];
     svm_header header;
     struct stat st;
-    bool found = false;
     svi_path(path, directory, "", name, "");
     int fd = svi_os_open(path, O_RDONLY, 0);
     if (fd < 0) {
-        return false;
+        return fd;
     }
-    if (svi_os_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-        svi_os_pread(fd, &header, sizeof header, 0) == (int)sizeof header &&
+    int status = svi_os_fstat(fd, &st);
+    if (status == 0 && S_ISREG(st.st_mode)) {
+        status = svi_os_pread(fd, &header, sizeof header, 0);
+    }
+    if (status == (int)sizeof header &&
         memcmp(header.h_magic, SVI_MAGIC, sizeof header.h_magic) == 0 &&
         header.h_major == SV_FORMAT_MAJOR) {
         memset(item, 0, sizeof *item);
@@ -48,14 +55,44 @@ sweep_look(const char *directory, const char *name, sv_listed *item)
         item->owned = header.h_owned != 0;
         item->block = header.h_kind == SVI_KIND_BLOCK;
         item->owner_live = item->owned && svi_os_lock_test(fd, SVI_LOCK_OWNER) != 0;
-        item->owner_pid = item->owned ? sweep_owner_pid(fd, &header) : 0;
         item->attached = svi_os_lock_test(fd, SVI_LOCK_ATTACHED) != 0;
         item->uid = st.st_uid;
         item->inode = (uint64_t)st.st_ino;
-        found = true;
+        if (item->owned) {
+            sweep_look_at_owner(fd, &header, item);
+        }
+        status = 0;
+    } else if (status >= 0) {
+        status = SVI_EUNKNOWN;
     }
     svi_os_close(fd);
-    return found;
+    return status;
+}
+
+int
+sv_look(const char *name, const char *directory, sv_listed *out, sv_error *err)
+{
+    char where[SVI_DIRECTORY_BYTES];
+    int status;
+    if ((status = sv_name_check(name, err)) != 0 ||
+        (status = svi_shm_directory(directory, where, err)) != 0) {
+        return status;
+    }
+    status = sweep_look(where, name, out);
+    switch (status) {
+    case 0:
+        return 0;
+    case -ENOENT:
+        return svi_fail(err, SV_ENOENT, ENOENT, "look", "there is no segment '%s' in '%s'", name,
+                        where);
+    case SVI_EUNKNOWN:
+    case -ELOOP:
+    case -ENXIO:
+        return svi_fail(err, SV_EFORMAT, 0, "look", "%s/%s is no segment of format %d", where, name,
+                        SV_FORMAT_MAJOR);
+    default:
+        return svi_fail(err, SV_ESYS, -status, "look", "cannot read %s/%s", where, name);
+    }
 }
 
 int
@@ -74,7 +111,8 @@ sv_list(const char *directory, int (*each)(const sv_listed *item, void *context)
     const struct dirent *entry;
     while (status == 0 && (errno = 0, entry = readdir(stream)) != NULL) {
         sv_listed item;
-        if (sv_name_check(entry->d_name, NULL) == 0 && sweep_look(where, entry->d_name, &item)) {
+        if (sv_name_check(entry->d_name, NULL) == 0 &&
+            sweep_look(where, entry->d_name, &item) == 0) {
             status = each(&item, context);
         }
     }
@@ -126,17 +164,25 @@ sweep_block(const sweep_job *job, const sv_listed *item, sv_error *err)
 static int
 sweep_pool(const sweep_job *job, const sv_listed *item, sv_error *err)
 {
+    char marked[SV_GENERATION_BYTES];
     sv_owner *owner = NULL;
+    sv_listed now;
     int status = sv_owner_acquire(item->name, job->lock_dir, NULL, &owner, err);
     if (status != 0) {
         return status == SV_EBUSY ? SVI_ERETRY : status;
     }
-    status = sv_ready_clear(owner, err);
+    /* An heir with another lock directory, or whose lock file somebody removed, is seen by its segment.
+     * Its marker stays; one of the dead goes. */
+    bool heir = sweep_look(job->directory, item->name, &now) == 0 && now.owner_live != 0;
+    if (!heir || (sv_ready_read(item->name, job->lock_dir, marked, NULL) == 0 &&
+                  strcmp(marked, item->generation) == 0)) {
+        status = sv_ready_clear(owner, err);
+    }
     if (status == 0) {
         status =
             sv_segment_remove_exact(item->name, job->directory, item->inode, item->generation, err);
-        status = status == SV_ENOENT ? SVI_ERETRY : status;
     }
+    status = status == SV_ENOENT || status == SV_EBUSY ? SVI_ERETRY : status;
     sv_owner_release(owner);
     return status;
 }

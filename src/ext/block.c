@@ -134,6 +134,12 @@ segment_block_remove(PyObject *op, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
+segment_remove_own(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    return segment_call(op, sv_segment_remove_own);
+}
+
+static PyObject *
 segment_own_pins(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
     return segment_count(op, sv_own_pins);
@@ -156,6 +162,10 @@ PyMethodDef segment_block_methods[] = {
      "block_remove($self, /)\n--\n\n"
      "Remove a block that this process made; a second call does nothing.\n\n"
      "Arrays over it stay as they are. RuntimeError in any other process."},
+    {"remove_own", segment_remove_own, METH_NOARGS,
+     "remove_own($self, /)\n--\n\n"
+     "Unlink the name while it leads to this very segment, whatever its header says.\n\n"
+     "FileNotFoundError when it leads to another file, or to none."},
     {"own_pins", segment_own_pins, METH_NOARGS,
      "own_pins($self, /)\n--\n\nReturn how many views this process holds on the segment."},
     {NULL, NULL, 0, NULL},

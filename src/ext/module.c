@@ -167,20 +167,26 @@ ext_walk_add(ext_walk *walk, PyObject *entry)
     return failed;
 }
 
+static PyObject *
+list_describe(const sv_listed *item)
+{
+    return Py_BuildValue("{sNsNsKsNsNsNsisNsNsIsK}", "name", PyUnicode_DecodeFSDefault(item->name),
+                         "generation", PyUnicode_DecodeFSDefault(item->generation), "bytes",
+                         (unsigned long long)item->bytes, "owned",
+                         PyBool_FromLong(item->owned != 0), "block",
+                         PyBool_FromLong(item->block != 0), "owner_live",
+                         PyBool_FromLong(item->owner_live != 0), "owner_pid", (int)item->owner_pid,
+                         "owner_command", PyUnicode_DecodeFSDefault(item->owner_command),
+                         "attached", PyBool_FromLong(item->attached != 0), "uid",
+                         (unsigned int)item->uid, "inode", (unsigned long long)item->inode);
+}
+
 static int
 list_add(const sv_listed *item, void *context)
 {
     ext_walk *walk = context;
     PyEval_RestoreThread(walk->thread);
-    PyObject *entry =
-        Py_BuildValue("{sNsNsKsNsNsNsisNsIsK}", "name", PyUnicode_DecodeFSDefault(item->name),
-                      "generation", PyUnicode_DecodeFSDefault(item->generation), "bytes",
-                      (unsigned long long)item->bytes, "owned", PyBool_FromLong(item->owned != 0),
-                      "block", PyBool_FromLong(item->block != 0), "owner_live",
-                      PyBool_FromLong(item->owner_live != 0), "owner_pid", (int)item->owner_pid,
-                      "attached", PyBool_FromLong(item->attached != 0), "uid",
-                      (unsigned int)item->uid, "inode", (unsigned long long)item->inode);
-    return ext_walk_add(walk, entry);
+    return ext_walk_add(walk, list_describe(item));
 }
 
 static PyObject *
@@ -209,6 +215,26 @@ module_list_segments(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     Py_XDECREF(directory);
     return list;
+}
+
+static PyObject *
+module_look(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"name", "directory", NULL};
+    const char *name;
+    PyObject *directory = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|O&:look", names, ext_text, &name,
+                                     ext_path_or_none, &directory)) {
+        return NULL;
+    }
+    sv_error err;
+    ext_error_clear(&err);
+    sv_listed item;
+    const char *where = directory != NULL ? PyBytes_AsString(directory) : NULL;
+    int code;
+    Py_BEGIN_ALLOW_THREADS code = sv_look(name, where, &item, &err);
+    Py_END_ALLOW_THREADS Py_XDECREF(directory);
+    return code != 0 ? ext_raise(PyModule_GetState(module), code, &err) : list_describe(&item);
 }
 
 /* ---- copy ---------------------------------------------------------------------------------- */
@@ -288,7 +314,11 @@ static PyMethodDef module_methods[] = {
     {"list_segments", EXT_FAST(module_list_segments), KEYWORDS,
      "list_segments($module, /, directory=None)\n--\n\n"
      "Describe the segments in a directory: list of dicts with name, generation, bytes (memory\n"
-     "taken now), owned, block, owner_live, owner_pid (0: unknown), attached, uid, inode."},
+     "taken now), owned, block, owner_live, owner_pid (0: unknown), owner_command, attached, uid,\n"
+     "inode."},
+    {"look", EXT_FAST(module_look), KEYWORDS,
+     "look($module, /, name, directory=None)\n--\n\n"
+     "Describe one segment, as list_segments(). FileNotFoundError, FormatError."},
     {"block_name", module_block_name, METH_O,
      "block_name($module, prefix, /)\n--\n\nDraw a name for a block: sv-<uid>-<prefix>-<random>."},
     {"sweep", EXT_FAST(module_sweep), KEYWORDS,

@@ -110,7 +110,7 @@ owner_generation(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-owner_call(PyObject *op, int (*call)(const sv_owner *owner, sv_error *err))
+owner_call(PyObject *op, int (*call)(sv_owner *owner, sv_error *err))
 {
     OwnerObject *self = (OwnerObject *)op;
     if (self->owner == NULL) {

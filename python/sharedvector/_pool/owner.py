@@ -18,7 +18,6 @@ from sharedvector._coordination import (
     PoolBusyError,
     PoolPaths,
     PoolSpawnError,
-    clear_marker,
     read_marker,
 )
 from sharedvector._pool.config import Plan
@@ -36,7 +35,7 @@ from sharedvector._producer import (
 from sharedvector.lifecycle import LifecycleGuard
 from sharedvector.monitoring import Progress
 from sharedvector.stats import stats_capacity_for
-from sharedvector.vector import SharedVector
+from sharedvector.vector import FormatError, SharedVector
 
 logger = logging.getLogger("sharedvector")
 
@@ -127,7 +126,6 @@ class Reign:
         self._guard.arm()
         try:
             self._loader = pack_loader(self._plan.loader)
-            self._lock.clear_ready()
             log_leftovers(self._paths.name, self._paths.segment)
             self._make_segment(deadline)
             self._job = self._make_job()
@@ -168,28 +166,36 @@ class Reign:
                 self._end_supervisor,
                 self._lock.release,
             )
-        except Exception:
+        except Exception as error:
             self._vector = None
+            logger.error("pool %r could not be taken down whole: %s", self._paths.name, error)
             raise
         # Not before: while this process is attached, the supervisor sees that its owner lives. And
         # not kept longer: whoever keeps the handle should not keep the memory.
         self._vector = None
 
     def _clear_marker(self) -> None:
-        if self._lock.held:
-            self._lock.clear_ready()
-        elif read_marker(self._paths) == self._lock.generation:  # the first call was interrupted
-            clear_marker(self._paths)
+        """Remove the marker, unless another owner has the name by now."""
+        with contextlib.suppress(PoolBusyError):
+            if self._lock.held:
+                self._lock.clear_ready()
+            elif self._is_marked():  # the first call was interrupted, or the lock was lost
+                lock = OwnerLock.try_acquire(self._paths, grace=0, generation=self._lock.generation)
+                if lock is not None:
+                    if self._is_marked():
+                        lock.clear_ready()
+                    lock.release()
+
+    def _is_marked(self) -> bool:
+        return read_marker(self._paths) == self._lock.generation
 
     def _remove_segment(self) -> None:
         """Say that the segment is not refreshed any more, and remove its name."""
         vector = self._vector
         if vector is not None:
             vector.retire(_core.RETIRED_CLOSED)
-            with contextlib.suppress(FileNotFoundError):
-                _core.remove_exact(
-                    self._paths.name, vector.inode, self._lock.generation, vector.directory
-                )
+            with contextlib.suppress(FileNotFoundError):  # the name leads elsewhere
+                vector.remove_own()
 
     # -- the segment
 
@@ -199,6 +205,8 @@ class Reign:
         leftover = self._paths.segment.exists()
         while True:
             try:
+                self._check_free()
+                self._lock.clear_ready()  # first: nobody attaches to what is about to be replaced
                 self._vector = SharedVector(
                     self._paths.name,
                     chunk_size=self._plan.chunk_size,
@@ -224,6 +232,20 @@ class Reign:
                         f"pool {self._paths.name!r} cannot be made: {error}"
                     ) from error
             time.sleep(_TRY_EVERY)
+
+    def _check_free(self) -> None:
+        """PoolBusyError while the segment's owner lives: its marker stays too.
+
+        It has another lock directory, or somebody removed its lock file.
+        """
+        with contextlib.suppress(FileNotFoundError, FormatError):
+            found = _core.look(self._paths.name)
+            if found["owner_live"]:
+                raise PoolBusyError(
+                    f"pool {self._paths.name!r} has a living owner, process {found['owner_pid']} "
+                    f"({found['owner_command']}); end it; or, if it uses another lock directory "
+                    "(lock_dir, SHAREDVECTOR_LOCK_DIR), use that one"
+                )
 
     def _make_job(self) -> Job:
         plan = self._plan

@@ -418,13 +418,12 @@ class Supervisor:
                 vector.retire(_core.RETIRED_OWNER_DIED)
             lock = OwnerLock.try_acquire(paths, grace=1.0, generation=self._job.generation)
             if lock is not None:  # otherwise a new owner has come, and the names are its own
-                if read_marker(paths) == lock.generation:
-                    lock.clear_ready()
+                with contextlib.suppress(_core.PoolBusyError):
+                    if read_marker(paths) == lock.generation:
+                        lock.clear_ready()
                 if vector is not None:
-                    with contextlib.suppress(FileNotFoundError):
-                        _core.remove_exact(
-                            paths.name, vector.inode, lock.generation, vector.directory
-                        )
+                    with contextlib.suppress(FileNotFoundError):  # the name leads elsewhere
+                        vector.remove_own()
                 lock.release()
         except (OSError, RuntimeError) as error:
             self.log().warning("leftovers of pool %r could not be removed: %s", paths.name, error)
