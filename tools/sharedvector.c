@@ -12,13 +12,15 @@
  *
  * `python -m sharedvector` has diagnostics and a benchmark besides.
  *
- * Exit status: 0 done, 1 it failed, 2 wrong call.
+ * Exit status: 0 done, 1 it failed, 64 wrong call (2 is a pool that has an owner, in the
+ * commands that own pools).
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sysexits.h>
 
 #include "sharedvector/sharedvector.h"
 
@@ -297,7 +299,7 @@ main(int argc, char **argv)
         int status = command_sweep(argc - 2, argv + 2);
         if (status < 0) {
             usage(stderr);
-            return 2;
+            return EX_USAGE;
         }
         return status;
     }
@@ -317,5 +319,5 @@ main(int argc, char **argv)
         }
     }
     usage(stderr);
-    return 2;
+    return EX_USAGE;
 }

@@ -373,7 +373,7 @@ def carries(name: str, pids: set[int]) -> bool:
 
 _STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?:INFO|WARNING) sharedvector: "
 _SLOW = re.compile(_STAMP + r"(?:waiting for pool|pool '[^']*': \d+/\d+ slots filled after) ")
-_ORPHAN = re.compile(r".*orphaned (?:block|pool) '([^']*)' takes .*")
+_ORPHANS = re.compile(r".*orphans of dead processes take .* \((.*)\); remove .*")
 
 
 def own_words(err: str, *, slow: bool = False) -> str:
@@ -384,9 +384,9 @@ def own_words(err: str, *, slow: bool = False) -> str:
     """
 
     def own(line: str) -> bool:
-        orphan = _ORPHAN.match(line)
-        if orphan is not None:
-            return carries(orphan[1], {os.getpid()})
+        orphans = _ORPHANS.match(line)
+        if orphans is not None:
+            return any(carries(name, {os.getpid()}) for name in orphans[1].split(", "))
         return slow or _SLOW.match(line) is None
 
     return "".join(line for line in err.splitlines(keepends=True) if own(line))

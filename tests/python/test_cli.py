@@ -177,7 +177,7 @@ def test_errors_are_one_line(
 def test_missing_options_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         producer_main(["--name", "x"])
-    assert left.value.code == 2
+    assert left.value.code == 64
     assert "--slot-count" in capsys.readouterr().err
     with pytest.raises(SystemExit) as left:
         producer_main(["--help"])
@@ -291,7 +291,7 @@ def test_a_mode_is_octal_with_or_without_its_sign(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["", "0", "0o", "0x1a0", "6_40", "-640", "1000", "rw-r-----"])
 def test_what_is_no_mode_is_a_usage_error(mode: str) -> None:
     status, lines, error = node("info", "x", f"--mode={mode}")
-    assert (status, lines) == (2, [])
+    assert (status, lines) == (64, [])
     assert error.startswith("usage: python -m sharedvector info")
     words = "argument --mode: should be permission bits in octal, such as 640 or 0o640, got"
     assert f"{words} {mode!r}" in error

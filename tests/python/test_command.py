@@ -49,7 +49,7 @@ def test_version() -> None:
 )
 def test_a_wrong_call_says_how_to_call_it(words: tuple[str, ...]) -> None:
     done = run(*words)
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert done.stderr.startswith("usage: sharedvector list")
     assert done.stdout == ""
 

@@ -459,3 +459,17 @@ def test_importing_needs_numpy_alone() -> None:
         """
     )
     assert (status, out) == (0, "[]\n"), err
+
+
+@pytest.mark.parametrize("umask", [0o277, 0o777, 0o022])
+def test_a_lock_directory_can_be_used_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    made = PoolPaths("p", tmp_path / "outer" / "inner")
+    before = os.umask(umask)
+    try:
+        lock = OwnerLock.try_acquire(made)
+    finally:
+        os.umask(before)
+    assert lock is not None
+    lock.release()
+    for directory in (made.lock_dir, made.lock_dir.parent):
+        assert directory.stat().st_mode & 0o700 == 0o700

@@ -881,7 +881,9 @@ def test_no_descriptor_and_no_thread_is_left_behind() -> None:
     assert after[0] <= before[0] and after[1] <= before[1]
 
 
-def test_orphans_are_named_with_their_sizes(caplog: pytest.LogCaptureFixture) -> None:
+def test_orphans_are_named_in_one_line_with_what_removes_them(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     orphan = unique("orphan")
     code = """
         import os, signal, sys
@@ -895,8 +897,15 @@ def test_orphans_are_named_with_their_sizes(caplog: pytest.LogCaptureFixture) ->
     try:
         with ensure_pool(unique("next"), 2, producer=spec(), ready_timeout=50):
             pass
-        (line,) = [r.getMessage() for r in caplog.records if orphan in r.getMessage()]
-        assert "orphaned pool" in line and "MiB" in line and "sweep()" in line
+        (line,) = [r.getMessage() for r in caplog.records if "orphans" in r.getMessage()]
+        assert "MiB" in line and orphan in line and line.endswith("python -m sharedvector sweep")
+        caplog.clear()
+        with ensure_pool(
+            unique("apart"), 2, producer=spec(), ready_timeout=50, lock_dir=tmp_path / "a b"
+        ):
+            pass
+        (line,) = [r.getMessage() for r in caplog.records if "orphans" in r.getMessage()]
+        assert line.endswith(f"sharedvector sweep --lock-dir '{tmp_path}/a b'")
     finally:
         remove_shared_memory(orphan)
 
@@ -916,7 +925,8 @@ def test_what_is_run_beside_is_not_in_the_errors_of_a_program() -> None:
     try:
         status, out, err = run(code, unique("beside"), mine, other)
         (line,) = err.splitlines()
-        assert (status, out) == (0, "") and line.startswith(f"orphaned pool {mine!r} takes ")
+        assert (status, out) == (0, "") and line.startswith("orphans of dead processes take ")
+        assert mine in line
     finally:
         for name in (mine, other):
             remove_shared_memory(name)

@@ -260,6 +260,125 @@ def test_what_no_module_has_needs_cloudpickle(monkeypatch: pytest.MonkeyPatch) -
             pack_loader(loader)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("loader.lock = lock", r"at loader\.lock, a lock"),
+        ("loader.files = {'a': [1, lock]}", r"at loader\.files\['a'\]\[1\], a lock"),
+        ("loader.part = Constant(); loader.part.held = (lock,)", r"at loader\.part\.held\[0\]"),
+    ],
+)
+def test_the_attribute_that_cannot_be_sent_is_named(change: str, words: str) -> None:
+    names: dict[str, Any] = {"loader": Constant(), "lock": threading.Lock(), "Constant": Constant}
+    exec(change, names)
+    with pytest.raises(PoolSpawnError, match=words):
+        pack_loader(names["loader"])
+
+
+SERVICE = """
+    import sys
+    import numpy as np
+    from sharedvector import Chunk, ProducerService, SharedVector, no_meta
+
+    class Mine:
+        def __len__(self):
+            return 4
+        def __call__(self, index):
+            return [Chunk(np.full(3, index + VALUE, np.float32), no_meta())]
+
+    VALUE = 40
+    with ProducerService(sys.argv[1], Mine(), 4, 2, 4096, num_producers=1) as service:
+        print(SharedVector(service.name, create=False).get(0)[0] >= VALUE)
+"""
+# A notebook runs its cells in a module __main__ that has no file.
+CELL = f"""
+    import sys, types
+    cells = types.ModuleType("__main__")
+    sys.modules["__main__"] = cells
+    exec(compile({textwrap.dedent(SERVICE)!r}, "<ipython-input-1>", "exec"), vars(cells))
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(["-"], id="standard input"),
+        pytest.param(["-c", SERVICE], id="text"),
+        pytest.param(["-m", "mine"], id="module"),
+        pytest.param(["mine.py"], id="script"),
+        pytest.param(["-c", CELL], id="notebook"),
+    ],
+)
+def test_a_class_of_the_main_program_however_that_is_run(tmp_path: Path, how: list[str]) -> None:
+    code = textwrap.dedent(SERVICE)
+    (tmp_path / "mine.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, *map(textwrap.dedent, how), unique("main")],
+        input=code,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_a_worker_that_cannot_attach_says_why_and_leaves_no_traceback() -> None:
+    code = """
+        import errno, json, os, sys
+        from sharedvector._producer import worker
+        from sharedvector._producer.payload import Job
+        from sharedvector._producer.spawn import open_parcel
+
+        def full(job):
+            raise OSError(errno.ENOSPC, "segment needs 4096 bytes")
+
+        worker.attach_job = full
+        job = Job(name="n", directory="/dev/shm", log_level=20, threads=1)
+        read_end, write_end = os.pipe()
+        with open_parcel(job, b"") as parcel:
+            worker.work(parcel.fileno(), write_end, 3, os.getppid(), 5.0)
+        print(json.loads(os.read(read_end, 4096)), flush=True)
+    """
+    status, out, err = run(code)
+    assert (status, err) == (1, "")
+    assert "'event': 'ended'" in out and "'worker': 3" in out
+    assert "cannot attach to the pool: OSError: [Errno 28] segment needs 4096 bytes" in out
+
+
+def test_a_supervisor_that_cannot_attach_tells_its_owner_at_once() -> None:
+    code = """
+        import errno, json, os, sys
+        from sharedvector._producer import supervision
+        from sharedvector._producer.payload import Job
+        from sharedvector._producer.spawn import open_parcel
+
+        def full(job):
+            raise OSError(errno.ENOSPC, "segment needs 4096 bytes")
+
+        supervision.attach_job = full
+        job = Job(
+            name="n", directory="/dev/shm", lock_dir="/dev/shm", slot_count=4, generation="g",
+            source_size=8, num_producers=1, threads=1, sleep_seconds=0.0, join_timeout=1.0,
+            log_level=20, seed=1,
+        )
+        read_end, write_end = os.pipe()
+        events = os.pipe()
+        with open_parcel(job, b"") as parcel:
+            worker = os.posix_spawn("/bin/false", ["false"], {})
+            status = supervision.supervise(
+                parcel.fileno(), os.pidfd_open(os.getpid()), write_end, events, worker,
+                lambda *more: os.posix_spawn("/bin/false", ["false"], {}),
+            )
+        print(status, os.read(read_end, 4096).decode())
+    """
+    status, out, err = run(code)
+    assert status == 0, err
+    assert out.startswith('1 {"event": "fatal"') and "[Errno 28] segment needs 4096 bytes" in out
+
+
 # ---- hopeless starts ---------------------------------------------------------------------------
 
 

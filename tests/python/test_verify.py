@@ -116,7 +116,7 @@ def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nope does not exist" in capsys.readouterr().err
     assert verify_main([str(tmp_path)]) == 2
     for wrong in ([], ["a", "--threads", "0"], ["a", "--fast"]):
-        with pytest.raises(SystemExit, match="2"):
+        with pytest.raises(SystemExit, match="64"):
             verify_main(wrong)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 import time
+from pathlib import Path
 
 from sharedvector import _core
 from sharedvector._common import seconds
@@ -55,7 +57,7 @@ class OwnerLock:
         """
         deadline = time.monotonic() + seconds("grace", grace)
         poll = max(seconds("poll", poll), _SHORTEST_POLL)
-        paths.lock_dir.mkdir(parents=True, exist_ok=True)
+        _make_directory(paths.lock_dir)
         while True:
             try:
                 owner = _core.Owner(paths.name, str(paths.lock_dir), generation)
@@ -90,3 +92,17 @@ class OwnerLock:
     def release(self) -> None:
         """Remove the lock file and stop being the owner. Harmless when not held."""
         self._owner.release()
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, such that its owner can use them whatever the umask."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return  # another process was faster
+    path.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU)

@@ -48,7 +48,7 @@ class ProducerSpec:
 
     Attributes:
         loader: gives the chunks of a source. It is sent to the producers by pickle; what belongs
-            to the main program goes by cloudpickle, if that is installed.
+            to the main program goes by cloudpickle.
         chunk_size: largest chunk, in bytes.
         source_size: how many sources there are; None: ``len(loader)``.
         dtype: of the chunks.

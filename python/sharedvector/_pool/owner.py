@@ -126,7 +126,7 @@ class Reign:
         self._guard.arm()
         try:
             self._loader = pack_loader(self._plan.loader)
-            log_leftovers(self._paths.name, self._paths.segment)
+            log_leftovers(self._paths)
             self._make_segment(deadline)
             self._job = self._make_job()
             with _refusals_in_words(self._paths.name):

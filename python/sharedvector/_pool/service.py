@@ -52,7 +52,7 @@ class ProducerService:
     Args:
         name: of the pool.
         loader: gives the chunks of a source; it is sent to the workers by pickle (what belongs to
-            the main program by cloudpickle, if that is installed).
+            the main program by cloudpickle).
         source_size: how many sources there are.
         slot_count: chunks to keep in shared memory.
         chunk_size: largest chunk, in bytes.

@@ -13,13 +13,16 @@ import signal
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from typing import IO, Any
 
 from sharedvector._coordination import PoolSpawnError
 from sharedvector._producer import entry
+from sharedvector._producer.failures import describe
 from sharedvector._producer.payload import REMEDY, Job, write_parcel
 
 _MAIN_MODULES = ("__main__", "__mp_main__")
+_DEEPEST = 8  # attributes of attributes that are looked through for what cannot be pickled
 _LEAVE_OUT = (
     "leave what cannot be pickled (an open file, a lock, a connection) out by __getstate__, and "
     "make it when the loader is first called"
@@ -50,7 +53,7 @@ class _Pickler(pickle.Pickler):
 def pack_loader(loader: object) -> bytes:
     """Pickle a loader for the producer workers.
 
-    What belongs to the main module, and what pickle refuses, goes by cloudpickle if installed.
+    What belongs to the main module, and what pickle refuses, goes by cloudpickle.
 
     Raises:
         PoolSpawnError: it cannot be sent; the message says why and what to do.
@@ -81,10 +84,46 @@ def _pack_by_value(loader: object, why: str, remedy: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(loader))
     except Exception as error:
-        raise PoolSpawnError(f"{refusal} (cloudpickle: {error}); {_LEAVE_OUT}") from error
+        part = _refused_part(cloudpickle.dumps, loader)
+        raise PoolSpawnError(
+            f"{refusal} (cloudpickle: {describe(error)}{part}); {_LEAVE_OUT}"
+        ) from error
     finally:
         if spawned is not None:
             cloudpickle.unregister_pickle_by_value(spawned)
+
+
+def _refused_part(dumps: Callable[[Any], bytes], loader: object) -> str:
+    """Name the innermost attribute that ``dumps`` refuses, in words; empty when none is found."""
+    value: Any = loader
+    path = ""
+    for _ in range(_DEEPEST):
+        for name, part in _parts(value):
+            try:
+                dumps(part)
+            except Exception:
+                path, value = f"{path}{name}", part
+                break
+        else:
+            break
+    return f", at loader{path}, a {type(value).__qualname__}" if path else ""
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """What an object consists of when it is pickled, each part with how it is written in Python."""
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{place}]", part) for place, part in enumerate(value)]
+    try:
+        state = value.__getstate__()
+    except Exception:
+        return []
+    slots: dict[str, Any] = {}
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        state, slots = state
+    named = {**(state if isinstance(state, dict) else {}), **slots}
+    return [(f".{name}", part) for name, part in named.items()]
 
 
 def open_parcel(job: Job, loader: bytes) -> IO[bytes]:

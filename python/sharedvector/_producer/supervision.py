@@ -209,7 +209,12 @@ class Supervisor:
     def _pool(self) -> SharedVector:
         """The pool, attached at the first call."""
         if self._vector is None:
-            self._vector = attach_job(self._job)
+            try:
+                self._vector = attach_job(self._job)
+            except (OSError, RuntimeError) as error:
+                text = f"the supervisor cannot attach to the pool: {describe(error)}"
+                self._tell_owner({"event": "fatal", "error": text})
+                raise
             if self._vector is None:
                 raise _StaleError
         return self._vector

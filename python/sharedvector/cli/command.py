@@ -13,6 +13,7 @@ from typing import Any
 from sharedvector import _core
 from sharedvector._coordination import PoolPaths, probe_owner, read_marker
 from sharedvector.cli import bench
+from sharedvector.cli.errors import Parser
 from sharedvector.monitoring import diagnostics, sweep
 from sharedvector.stats import collect_stats
 from sharedvector.vector import SharedVector
@@ -35,7 +36,7 @@ _WIDEST_COMMAND = 72  # characters
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, or 1 after an error, told in one line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sharedvector",
         description=f"sharedvector {_core.__version__}: pools of array chunks in shared memory.",
         epilog=_COMMANDS,

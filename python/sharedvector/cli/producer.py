@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sharedvector._common import level_number
 from sharedvector._coordination import PoolBusyError, PoolSpawnError
 from sharedvector._pool import PRODUCER_KINDS, ProducerService
-from sharedvector.cli.errors import failed
+from sharedvector.cli.errors import EXIT_BUSY, Parser, failed
 from sharedvector.vector import PoolStalledError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ __all__ = [
     "resolve_source_size",
 ]
 
-EXIT_BUSY = 2
 _MIB = 1 << 20
 
 logger = logging.getLogger("sharedvector")
@@ -78,7 +77,7 @@ def producer_main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 after an end by signal, 2 when another owner holds the pool, 1 after an error, which is
-        told in one line on standard error.
+        told in one line on standard error. A wrong call raises SystemExit(64).
     """
     options = _producer_parser().parse_args(argv)
     text = options.log_level
@@ -125,7 +124,7 @@ def producer_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _producer_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sharedvector-producer",
         description="Own a pool: fill and refresh it until SIGTERM. Trainers attach by its name.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import sys
@@ -10,13 +9,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sharedvector.cli.errors import failed
+from sharedvector.cli.errors import Parser, failed
 from sharedvector.loaders import verify_database, write_spacing_manifest
 
 __all__ = ["spacing_manifest_main", "verify_main"]
 
 _EXIT_PROBLEMS = 1
-_EXIT_USAGE = 2
+_EXIT_NOTHING = 2
 
 
 def spacing_manifest_main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +24,7 @@ def spacing_manifest_main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after an error, which is told in one line on standard error.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sharedvector-spacing-manifest",
         description="Write the spacing (x, y, z) of each volume of a Zarr database to a JSON file.",
     )
@@ -54,9 +53,9 @@ def verify_main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 when every chunk is there and whole, 1 when one is damaged or missing, 2 when there is
-        nothing to verify (and, by `SystemExit`, for wrong arguments).
+        nothing to verify. A wrong call raises SystemExit(64).
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sharedvector-zarr-verify",
         description="Decode every chunk of a Zarr database once; name those damaged or missing.",
     )
@@ -76,7 +75,7 @@ def verify_main(argv: Sequence[str] | None = None) -> int:
             report = verify_database(options.root, options.threads, progress)
     except (OSError, ImportError, ValueError) as error:
         print(f"sharedvector-zarr-verify: {error}", file=sys.stderr)
-        return _EXIT_USAGE
+        return _EXIT_NOTHING
     named = [p for p in report.problems if p.kind == "damaged" or not options.allow_missing]
     for problem in named:
         print(f"{problem.kind}: {problem.volume}: {problem.text}")
