@@ -75,7 +75,7 @@ static int
 event_end(svi_mapping *m, const event_wait *wait, uint64_t waited_ns, uint64_t timeout_ns,
           sv_error *err)
 {
-    const sv_segment self = {.magic = SVI_HANDLE_MAGIC, .mapping = m};
+    const sv_segment self = {.mapping = m};
     if (svi_load_seq(&m->closing) != 0) { /* E11 (V2) */
         return svi_fail(err, SV_ECLOSED, 0, "wait", "the handle was closed meanwhile");
     }

@@ -405,19 +405,51 @@ svi_mapping_make(svi_mapping *m, const svi_facts *facts, const svi_place *place,
     return 0;
 }
 
+/* Handles that were closed: a queue. Process lock. */
+static sv_segment *handles_oldest;
+static sv_segment *handles_newest;
+static uint32_t handles_closed;
+
+static sv_segment *
+mapping_take_handle(void)
+{
+    sv_segment *segment = handles_oldest;
+    if (handles_closed <= SVI_HANDLES_KEPT) {
+        return calloc(1, sizeof *segment);
+    }
+    handles_oldest = segment->next;
+    handles_closed--;
+    return segment;
+}
+
 int
 svi_mapping_handle(svi_mapping *m, sv_segment **out, sv_error *err)
 {
-    sv_segment *segment = calloc(1, sizeof *segment);
+    sv_segment *segment = mapping_take_handle();
     if (segment == NULL) {
         return svi_fail(err, SV_ENOMEM, ENOMEM, "attach", "no memory for a handle");
     }
-    segment->magic = SVI_HANDLE_MAGIC;
-    segment->mapping = m;
+    segment->next = NULL;
+    atomic_store_explicit(&segment->mapping, m, memory_order_relaxed); /* as in svi_mapping_of */
     m->handles++;
     svi_row_show_handles(m);
     /* V2: undone under the process lock */
     svi_store_seq(&m->closing, svi_load_relaxed(&m->closing) & ~SVI_CLOSED);
     *out = segment;
     return 0;
+}
+
+void
+svi_mapping_unhandle(svi_mapping *m, sv_segment *segment)
+{
+    atomic_store_explicit(&segment->mapping, NULL, memory_order_relaxed); /* as in svi_mapping_of */
+    if (handles_closed == 0) {
+        handles_oldest = segment;
+    } else {
+        handles_newest->next = segment;
+    }
+    handles_newest = segment;
+    handles_closed++;
+    m->handles--;
+    svi_row_show_handles(m);
 }

@@ -84,18 +84,21 @@ typedef struct svi_mapping {
 #define SVI_CLOSED UINT64_C(1) /* the last handle is gone, views are not */
 #define SVI_SHARED UINT64_C(2) /* pins were left in the row for children (rule F3) */
 
+/* A handle. Its memory is never freed, so that whoever uses a closed one, also beside the thread that
+ * closes it, reads NULL; it becomes another handle when SVI_HANDLES_KEPT more have been closed. */
 struct sv_segment {
-    uint32_t magic; /* SVI_HANDLE_MAGIC while open */
-    svi_mapping *mapping;
+    _Atomic(svi_mapping *) mapping; /* NULL: closed */
+    struct sv_segment *next;        /* closed, the oldest first; process lock */
 };
 
-#define SVI_HANDLE_MAGIC UINT32_C(0x53564831)
+#define SVI_HANDLES_KEPT 1024u
 
 /* The mapping of an open handle, or NULL. */
 static inline svi_mapping *
 svi_mapping_of(const sv_segment *segment)
 {
-    return segment != NULL && segment->magic == SVI_HANDLE_MAGIC ? segment->mapping : NULL;
+    /* relaxed: mapping structs are never freed (V3), and who hands a handle to a thread orders it */
+    return segment == NULL ? NULL : atomic_load_explicit(&segment->mapping, memory_order_relaxed);
 }
 
 static inline const svm_header *
@@ -255,6 +258,9 @@ void svi_mapping_abandon(svi_mapping *m);
 
 /* A new handle on a mapping. Process lock held. */
 int svi_mapping_handle(svi_mapping *m, sv_segment **out, sv_error *err);
+
+/* End a handle. Process lock held. */
+void svi_mapping_unhandle(svi_mapping *m, sv_segment *segment);
 
 /* Is the mapping without handles, pins and looks at its header? Process lock held. */
 bool svi_mapping_is_unused(const svi_mapping *m);

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "error.h"
@@ -197,17 +196,16 @@ sv_segment_close(sv_segment *segment, sv_error *err)
     if (status != 0) {
         return status;
     }
-    if (m->handles == 1 && svi_load_seq(&m->reservations) != 0) { /* counter of this process */
+    if (svi_mapping_of(segment) != m) {
+        status = svi_fail(err, SV_EINVAL, 0, "close segment", "another thread closed the handle");
+    } else if (m->handles == 1 &&
+               svi_load_seq(&m->reservations) != 0) { /* this process's counter */
         status = svi_fail(err, SV_EINUSE, 0, "close segment",
                           "%llu reservation(s) of '%s' are open; publish or cancel them first",
                           (unsigned long long)svi_load_seq(&m->reservations), /* the counter */
                           m->name);
     } else {
-        segment->magic = 0;
-        segment->mapping = NULL;
-        free(segment);
-        m->handles--;
-        svi_row_show_handles(m);
+        svi_mapping_unhandle(m, segment);
         if (m->handles == 0) {
             /* E11 (V2); relaxed: written under the process lock */
             svi_store_seq(&m->closing, svi_load_relaxed(&m->closing) | SVI_CLOSED);

@@ -461,7 +461,6 @@ world_twin(sv_segment *of)
     m->mapped = true;
     m->handles = 1;
     (void)EQ(svi_row_join(m, -1, 0, NULL), 0);
-    twin->magic = SVI_HANDLE_MAGIC;
     twin->mapping = m;
     svi_process_unlock();
     return twin;
@@ -471,7 +470,7 @@ world_twin(sv_segment *of)
 static void
 world_twin_forget(sv_segment *twin)
 {
-    svi_mapping *m = twin->mapping;
+    svi_mapping *m = svi_mapping_of(twin);
     svi_os_close(m->probe);
     m->probe = -1;
     m->ro = NULL;
@@ -481,7 +480,6 @@ world_twin_forget(sv_segment *twin)
     m->used = NULL;
     m->handles = 0;
     m->mapped = false;
-    twin->magic = 0;
     free(twin);
 }
 
@@ -489,7 +487,7 @@ void
 world_twin_close(sv_segment *twin)
 {
     (void)svi_process_lock(NULL);
-    svi_row_drop(twin->mapping, &twin->mapping->hold);
+    svi_row_drop(svi_mapping_of(twin), &svi_mapping_of(twin)->hold);
     world_twin_forget(twin);
     svi_process_unlock();
 }
