@@ -81,7 +81,8 @@ def same_parameters(old: Sequence[Sequence[str]], new: Sequence[Sequence[str]]) 
             return False
         matched.add(name)
         new_kind, new_default = by_name[name]
-        if new_default != default:
+        # What 0.1.0 asks for is always passed: whether it has a default here makes no difference.
+        if default and new_default != default:
             return False
         if kind == "POSITIONAL_ONLY" or kind == "POSITIONAL_OR_KEYWORD":
             if position >= len(order) or order[position] != name:

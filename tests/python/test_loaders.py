@@ -49,6 +49,19 @@ def test_numpy_loader(tmp_path: Path) -> None:
     assert len(NumpyLoader(tmp_path.as_uri())) == 3
 
 
+def test_numpy_loader_tells_what_its_chunks_are_like(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 3)))
+    np.save(tmp_path / "b.npy", np.zeros((5, 4), np.int8))
+    np.save(tmp_path / "c.npy", np.float32(3))
+    (tmp_path / "d.npy").write_bytes(b"garbage")
+    loader = NumpyLoader(tmp_path, dtype="int16")
+    assert (loader.chunk_dtype, loader.chunk_size) == ("int16", 5 * 4 * 2)
+    assert loader.chunk_size == max(loader(source)[0].data.nbytes for source in range(3))
+    bad = NumpyLoader(tmp_path, "d.npy")
+    with pytest.raises(OSError, match=r"no array tells how large chunks are.*d\.npy.*chunk_size="):
+        bad.chunk_size  # noqa: B018
+
+
 def test_numpy_loader_finds_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nope"):
         NumpyLoader(tmp_path / "nope")
@@ -119,6 +132,28 @@ def test_slabs_and_flips(database: Path, source: int) -> None:
         assert [c.meta.shape for c in chunks] == [(0,)] * 3
         seen.add(str(first_values(chunks)))
     assert seen == {"[[0, 1], [2, 3], [4, 5]]", "[[6, 5], [4, 3], [2, 1]]"}
+
+
+@pytest.mark.parametrize(("slices", "depth"), [((), 7), ((2,), 2), ((5,), 5)])
+def test_zarr_loader_tells_what_its_chunks_are_like(
+    database: Path, slices: tuple[int, ...], depth: int
+) -> None:
+    """Without slices_per_chunk, chunks are whole volumes."""
+    loader = ZarrLoader(database, *slices, dtype="float64")
+    chunks = [chunk for source in range(len(loader)) for chunk in loader(source)]
+    assert (loader.chunk_dtype, chunks[0].data.dtype) == ("float64", np.float64)
+    assert loader.chunk_size == max(chunk.data.nbytes for chunk in chunks)
+    assert max(len(chunk.data) for chunk in chunks) == depth
+    copy = pickle.loads(pickle.dumps(loader))
+    assert (copy.chunk_dtype, copy.chunk_size) == (loader.chunk_dtype, loader.chunk_size)
+
+
+def test_zarr_loader_knows_no_chunk_size_when_no_metadata_tell_it(database: Path) -> None:
+    for volume in database.iterdir():
+        metadata = json.loads((volume / "zarr.json").read_text())
+        write_json(volume / "zarr.json", {**metadata, "shape": "large"})
+    assert ZarrLoader(database, 2).chunk_size is None
+    assert ZarrLoader(database, 2).chunk_dtype == "int16"
 
 
 def test_slabs_are_arrays_of_their_own(database: Path) -> None:

@@ -49,6 +49,7 @@ from sharedvector import (
     PoolStalledError,
     ProducerSpec,
     SharedVector,
+    ZarrLoader,
     ensure_pool,
     pool,
     remove_shared_memory,
@@ -121,6 +122,18 @@ def test_a_file_that_is_no_segment_is_replaced_with_a_word(
     path.write_text("somebody's")
     with ensure_pool(name, 2, producer=spec(), ready_timeout=50):
         assert f"{path}, which is no segment of this version, is replaced by a pool" in caplog.text
+
+
+def test_the_shortest_program(tmp_path: Path) -> None:
+    """Nothing but a loader: dtype and chunk size are those of its volumes."""
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    for volume, depth in (("a", 3), ("b", 4)):
+        zarr.create_array(tmp_path / volume, data=np.full((depth, 5, 6), depth, np.int16))
+    producer = ProducerSpec(loader=ZarrLoader(tmp_path))
+    with ensure_pool(unique("short"), slot_count=2, producer=producer, ready_timeout=50) as handle:
+        vector = handle.attach()
+        assert (vector.dtype, vector.chunk_size) == ("int16", 4 * 5 * 6 * 2)
+        assert {view.shape[0] for view in vector} <= {3, 4}
 
 
 def test_other_refusals_at_once() -> None:

@@ -222,7 +222,6 @@ def test_producer_as_its_own_job_step(
 # What is smaller than in the README, and what is checked behind each of its snippets, in order.
 SMALLER = {
     "slot_count=256": "slot_count=8",
-    "16 << 20": "16 * 24 * 24 * 2",
     "(16, 128, 128)": "(16, 16, 12)",
 }
 CHECKS = [

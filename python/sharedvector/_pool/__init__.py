@@ -3,7 +3,7 @@
 Promises: `ensure_pool` returns a filled pool or says why there is none. What an owner has made goes
 with it, however it ends.
 Uses: `_producer`, `_coordination`, `loaders`, `monitoring`, the segment.
-Tests: ``test_pool.py``, ``test_service.py``, ``test_plan.py``, ``test_endings.py``.
+Tests: ``test_pool.py``, ``test_service.py``, ``test_config.py``, ``test_endings.py``.
 """
 
 from __future__ import annotations
@@ -12,21 +12,14 @@ from sharedvector._common import lazy_names
 
 TYPE_CHECKING = False  # importing it would take longer than all of this module
 if TYPE_CHECKING:
-    from sharedvector._pool.api import (
-        Mode,
-        PoolGoneError,
-        PoolHandle,
-        ProducerKind,
-        ProducerSpec,
-        ensure_pool,
-        pool,
-    )
-    from sharedvector._pool.config import PRODUCER_KINDS
+    from sharedvector._pool.api import Mode, PoolGoneError, PoolHandle, ensure_pool, pool
+    from sharedvector._pool.config import PRODUCER_KINDS, PoolConfig, ProducerKind, ProducerSpec
     from sharedvector._pool.service import ProducerService, partition
 
 __all__ = [
     "PRODUCER_KINDS",
     "Mode",
+    "PoolConfig",
     "PoolGoneError",
     "PoolHandle",
     "ProducerKind",
@@ -40,8 +33,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".api": ("Mode PoolGoneError PoolHandle ProducerKind ProducerSpec ensure_pool pool"),
-        ".config": "PRODUCER_KINDS",
+        ".api": "Mode PoolGoneError PoolHandle ensure_pool pool",
+        ".config": "PRODUCER_KINDS PoolConfig ProducerKind ProducerSpec",
         ".service": "ProducerService partition",
     },
 )

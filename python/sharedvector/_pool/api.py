@@ -7,110 +7,33 @@ import logging
 import threading
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from sharedvector._common import integer, seconds
-from sharedvector._coordination import OwnerLock, PoolBusyError, PoolPaths, PoolSpawnError, attach
-from sharedvector._pool.config import Plan, settle
+from sharedvector._coordination import OwnerLock, PoolPaths, attach
+from sharedvector._pool.config import PoolConfig, ProducerSpec
 from sharedvector._pool.election import check_wishes, elect, follow
 from sharedvector._pool.owner import Reign
 from sharedvector._pool.registry import CLOSING_LIMIT, Registry, Turn
-from sharedvector.loaders import Loader
 from sharedvector.stats import PoolStats, collect_stats
 from sharedvector.vector import PoolStalledError, SharedVector
 
 __all__ = [
     "Mode",
-    "PoolBusyError",
     "PoolGoneError",
     "PoolHandle",
-    "PoolSpawnError",
-    "ProducerSpec",
     "ensure_pool",
     "pool",
 ]
 
 Mode = Literal["attach", "spawn", "auto"]
-ProducerKind = Literal["auto", "process", "thread"]
 
 logger = logging.getLogger("sharedvector")
 
 
 class PoolGoneError(PoolStalledError, FileNotFoundError):
     """The pool of a handle is not there any more: its owner has closed it or died."""
-
-
-@dataclass(frozen=True)
-class ProducerSpec:
-    """How to feed a pool, for the process that becomes its owner.
-
-    Attributes:
-        loader: gives the chunks of a source. It is sent to the producers by pickle; what belongs
-            to the main program goes by cloudpickle.
-        chunk_size: largest chunk, in bytes.
-        source_size: how many sources there are; None: ``len(loader)``.
-        dtype: of the chunks.
-        num_producers: workers; not more than there are slots.
-        sleep_seconds: pause after a source that gave nothing; while nobody reads, one chunk is
-            replaced every ten pauses.
-        producer_join_timeout: seconds that workers may take to end before they are killed.
-        spare_buffers: buffers beyond the slots; None: one per worker (as many as the loader's
-            ``buffers_at_once``, if it has that), at most an eighth of the slots.
-        producer_kind: "process": each worker is a process; "thread": all are threads of one, each
-            with a loader of its own; "auto": threads if the loader says so by a true
-            ``releases_gil``, else processes.
-        processes: attached processes (training processes and their workers) whose memory is
-            reserved with the pool, so that a full file system keeps none of them away; None: about
-            60, fewer for many tiny chunks.
-
-    Raises:
-        ValueError: a value that no pool can have.
-        TypeError: ``loader`` is none, a count is no integer, or a time no number.
-    """
-
-    loader: Loader
-    chunk_size: int
-    source_size: int | None = None
-    dtype: str = "float32"
-    num_producers: int = 4
-    sleep_seconds: float = 0.01
-    producer_join_timeout: float = 5.0
-    spare_buffers: int | None = None
-    producer_kind: ProducerKind = "auto"
-    processes: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        settle(self)
-
-    def resolve_source_size(self) -> int:
-        """Return ``source_size``, or the loader's length. TypeError when it has none."""
-        if self.source_size is not None:
-            return self.source_size
-        if not hasattr(type(self.loader), "__len__"):
-            raise TypeError(
-                f"loader should have a length, the number of its sources, got {self.loader!r}; "
-                "give it __len__, or pass source_size="
-            )
-        return len(self.loader)
-
-    def _plan(self, slot_count: int) -> Plan:
-        return Plan(
-            loader=self.loader,
-            source_size=self.resolve_source_size(),
-            slot_count=slot_count,
-            chunk_size=self.chunk_size,
-            dtype=self.dtype,
-            num_producers=self.num_producers,
-            sleep_seconds=self.sleep_seconds,
-            join_timeout=self.producer_join_timeout,
-            spare_buffers=self.spare_buffers,
-            producer_kind=self.producer_kind,
-            processes=self.processes,
-            log_level=logger.level or logging.INFO,
-        )
 
 
 class PoolHandle:
@@ -342,7 +265,9 @@ def _ensure(
         raise ValueError(f"mode should be 'attach', 'spawn' or 'auto', got {mode!r}")
     if producer is not None and not isinstance(producer, ProducerSpec):
         raise TypeError(f"producer should be a ProducerSpec, got {producer!r}")
-    plan = producer._plan(slot_count) if mode != "attach" and producer is not None else None
+    config = None
+    if mode != "attach" and producer is not None:
+        config = PoolConfig.of(producer, slot_count, logger.level or logging.INFO)
     deadline = time.monotonic() + ready_timeout
     gate = _registry.gate(paths)
     if not gate.acquire(timeout=min(ready_timeout, threading.TIMEOUT_MAX)):
@@ -357,21 +282,21 @@ def _ensure(
                     f"now {slot_count} was asked for; close that handle first"
                 )
             if producer is not None:
-                check_wishes(vector, producer.chunk_size, producer.dtype)
+                check_wishes(vector, producer)
             if _registry.enter(handle, count=block):
                 return handle
         if handle is not None:  # its pool is over, or about to be: look for the next one
             handle._close(max(0.0, deadline - time.monotonic()))
-        if mode != "attach" and plan is None:
+        if mode != "attach" and config is None:
             raise ValueError(f"mode={mode!r} needs producer=ProducerSpec(...)")
-        if plan is not None and not _registry.inherited(paths):
-            vector, reign = elect(paths, plan, mode == "spawn", deadline, poll_interval)
+        if config is not None and not _registry.inherited(paths):
+            vector, reign = elect(paths, config, mode == "spawn", deadline, poll_interval)
         else:
-            vector = follow(paths, slot_count, deadline, poll_interval, patient=plan is None)
+            vector = follow(paths, slot_count, deadline, poll_interval, patient=config is None)
             reign = None
         if reign is None and producer is not None:
-            check_wishes(vector, producer.chunk_size, producer.dtype)
-        limit = CLOSING_LIMIT + (plan.join_timeout if plan is not None else 0.0)
+            check_wishes(vector, producer)
+        limit = CLOSING_LIMIT + (config.producer_join_timeout if config is not None else 0.0)
         handle = PoolHandle(
             paths, slot_count, vector.generation, supervisor=reign, join_timeout=limit
         )

@@ -11,7 +11,7 @@ from sharedvector._coordination import (
     owner_alive,
     wait_and_look,
 )
-from sharedvector._pool.config import Plan
+from sharedvector._pool.config import PoolConfig, ProducerSpec
 from sharedvector._pool.owner import Reign
 from sharedvector.loaders import resolve_numpy_dtype
 from sharedvector.monitoring import Waiting
@@ -24,13 +24,13 @@ _NEVER_OWNER = (
 
 
 def elect(
-    paths: PoolPaths, plan: Plan, own_first: bool, deadline: float, poll_interval: float
+    paths: PoolPaths, config: PoolConfig, own_first: bool, deadline: float, poll_interval: float
 ) -> tuple[SharedVector, Reign | None]:
     """Become the owner, or wait for the one who is; an owner that dies meanwhile is replaced.
 
     Args:
         paths: of the pool.
-        plan: what to make as the owner.
+        config: what to make as the owner.
         own_first: try for the lock before looking whether a pool is there.
         deadline: latest time to be ready, on ``time.monotonic()``'s clock.
         poll_interval: seconds between two looks.
@@ -42,14 +42,14 @@ def elect(
         TimeoutError, PoolSpawnError, PoolStalledError, ValueError: as `ensure_pool`.
     """
     waiting = Waiting(paths.name, deadline, poll_interval, lambda: owner_alive(paths))
-    reign = _own(paths, plan, deadline) if own_first else None
+    reign = _own(paths, config, deadline) if own_first else None
     while reign is None:
-        found = look(paths, plan.slot_count)
+        found = look(paths, config.slot_count)
         if found.refusal is not None:
             raise found.refusal
         if found.vector is not None:
             return found.vector, None
-        reign = _own(paths, plan, deadline)
+        reign = _own(paths, config, deadline)
         if reign is None:
             waiting.sleep(found.state.reason)
     return reign.vector, reign
@@ -80,27 +80,29 @@ def follow(
     return found.vector
 
 
-def check_wishes(vector: SharedVector, chunk_size: int, dtype: str) -> None:
+def check_wishes(vector: SharedVector, spec: ProducerSpec) -> None:
     """Refuse (ValueError) a pool that cannot hold what the caller's own producer would give."""
-    wanted = resolve_numpy_dtype(dtype)
+    assert spec.dtype is not None and spec.chunk_size is not None  # no longer, once it is made
+    wanted = resolve_numpy_dtype(spec.dtype)
     if encode_dtype(wanted) != vector.dtype_text:
         raise ValueError(
             f"pool {vector.name!r} holds {vector.dtype}, this producer would give {wanted}; use "
             "the same dtype, or another name"
         )
-    if chunk_size > vector.chunk_size:
+    if spec.chunk_size > vector.chunk_size:
         raise ValueError(
             f"pool {vector.name!r} holds chunks of at most {vector.chunk_size} bytes, this "
-            f"producer would give {chunk_size}; use chunk_size={vector.chunk_size}, or another name"
+            f"producer would give {spec.chunk_size}; use chunk_size={vector.chunk_size}, or "
+            "another name"
         )
 
 
-def _own(paths: PoolPaths, plan: Plan, deadline: float) -> Reign | None:
+def _own(paths: PoolPaths, config: PoolConfig, deadline: float) -> Reign | None:
     """Make the pool if nobody owns it; None otherwise."""
     lock = OwnerLock.try_acquire(paths, grace=0)
     if lock is None:
         return None
-    reign = Reign(paths, lock, plan)
+    reign = Reign(paths, lock, config)
     try:
         reign.start(deadline)
     except PoolBusyError as error:

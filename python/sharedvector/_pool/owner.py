@@ -20,7 +20,7 @@ from sharedvector._coordination import (
     PoolSpawnError,
     read_marker,
 )
-from sharedvector._pool.config import Plan
+from sharedvector._pool.config import PoolConfig
 from sharedvector._pool.preflight import log_leftovers
 from sharedvector._producer import (
     EventReader,
@@ -62,19 +62,19 @@ class Reign:
     Args:
         paths: of the pool.
         lock: held. The reign releases it.
-        plan: what to make.
+        config: what to make.
 
     Attributes:
         ready: whether the pool has been filled.
         failure: why the producer was given up; None while it is not.
     """
 
-    def __init__(self, paths: PoolPaths, lock: OwnerLock, plan: Plan) -> None:
+    def __init__(self, paths: PoolPaths, lock: OwnerLock, config: PoolConfig) -> None:
         self.ready = False
         self.failure: str | None = None
         self._paths = paths
         self._lock = lock
-        self._plan = plan
+        self._config = config
         self._pid = os.getpid()
         self._guard = LifecycleGuard(self._take_down)
         self._closing = threading.Event()
@@ -125,7 +125,7 @@ class Reign:
         """
         self._guard.arm()
         try:
-            self._loader = pack_loader(self._plan.loader)
+            self._loader = pack_loader(self._config.loader)
             log_leftovers(self._paths)
             self._make_segment(deadline)
             self._job = self._make_job()
@@ -209,12 +209,12 @@ class Reign:
                 self._lock.clear_ready()  # first: nobody attaches to what is about to be replaced
                 self._vector = SharedVector(
                     self._paths.name,
-                    chunk_size=self._plan.chunk_size,
-                    dtype=self._plan.dtype,
-                    stats_capacity=stats_capacity_for(self._plan.slot_count),
-                    slot_count=self._plan.slot_count,
-                    spare_buffers=self._plan.spares,
-                    processes=self._plan.attached,
+                    chunk_size=self._config.chunk_size,
+                    dtype=self._config.dtype,
+                    stats_capacity=stats_capacity_for(self._config.slot_count),
+                    slot_count=self._config.slot_count,
+                    spare_buffers=self._config.spares,
+                    processes=self._config.attached,
                     replace=True,
                     owned=True,
                     generation=self._lock.generation,
@@ -248,28 +248,21 @@ class Reign:
                 )
 
     def _make_job(self) -> Job:
-        plan = self._plan
         return Job(
             name=self._paths.name,
             directory=self.vector.directory,
             lock_dir=str(self._paths.lock_dir),
             generation=self._lock.generation,
-            slot_count=plan.slot_count,
-            source_size=plan.source_size,
-            num_producers=plan.workers,
-            threads=plan.threads,
-            sleep_seconds=plan.sleep_seconds,
-            join_timeout=plan.join_timeout,
-            log_level=plan.log_level,
             seed=seed_of(self._lock.generation),
+            **self._config.for_workers(),
         )
 
     # -- the bootstrap
 
     def _bootstrap(self, deadline: float | None, should_stop: Callable[[], bool] | None) -> None:
         """Start the supervisor and wait until every slot is filled."""
-        name, slot_count, vector = self._paths.name, self._plan.slot_count, self.vector
-        progress = Progress(name, slot_count, self._plan.log_level)
+        name, slot_count, vector = self._paths.name, self._config.slot_count, self.vector
+        progress = Progress(name, slot_count, self._config.log_level)
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
         events = EventReader(read_end)
@@ -327,7 +320,7 @@ class Reign:
             if owner_fd >= 0:
                 stack.callback(os.close, owner_fd)
             pipe = -1 if write_end is None else write_end
-            limit = self._plan.join_timeout
+            limit = self._config.producer_join_timeout
             self._supervisor = start_supervisor(parcel.fileno(), owner_fd, pipe, limit)
 
     def _watch(self) -> None:
@@ -355,7 +348,7 @@ class Reign:
     def _end_supervisor(self) -> None:
         """SIGTERM, and SIGKILL when that takes too long; the workers' guards then end the rest."""
         # A start that is under way comes to its end, unless the system never lets it.
-        taken = self._mutex.acquire(timeout=self._plan.join_timeout + _KILL_MARGIN)
+        taken = self._mutex.acquire(timeout=self._config.producer_join_timeout + _KILL_MARGIN)
         try:
             process = self._supervisor
         finally:
@@ -364,12 +357,14 @@ class Reign:
         if process is None:
             return
         process.terminate()
-        if self._ended(process, self._plan.join_timeout + _KILL_MARGIN):
+        if self._ended(process, self._config.producer_join_timeout + _KILL_MARGIN):
             return
         logger.warning("the supervisor of pool %r does not end; killed", self._paths.name)
         process.kill()
         self._ended(process, _KILL_MARGIN)
-        self._end_session(process.pid, min(self._plan.join_timeout, _KILL_MARGIN) + _KILL_MARGIN)
+        self._end_session(
+            process.pid, min(self._config.producer_join_timeout, _KILL_MARGIN) + _KILL_MARGIN
+        )
 
     @staticmethod
     def _end_session(leader: int, limit: float) -> None:

@@ -10,11 +10,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 from sharedvector._common import integer, level_number
 from sharedvector._coordination import OwnerLock, PoolBusyError, PoolPaths, probe_owner
-from sharedvector._pool.config import Plan
+from sharedvector._pool.config import PoolConfig, ProducerKind, ProducerSpec
 from sharedvector._pool.owner import BootstrapInterrupted, Reign
 from sharedvector._pool.registry import CLOSING_LIMIT, Turn
 from sharedvector.stats import PoolStats, collect_stats
@@ -53,14 +53,14 @@ class ProducerService:
         name: of the pool.
         loader: gives the chunks of a source; it is sent to the workers by pickle (what belongs to
             the main program by cloudpickle).
-        source_size: how many sources there are.
+        source_size: how many sources there are; None: ``len(loader)``.
         slot_count: chunks to keep in shared memory.
-        chunk_size: largest chunk, in bytes.
+        chunk_size: largest chunk, in bytes; None: what the loader's ``chunk_size`` says.
         num_producers: workers; not more than there are slots.
         sleep_seconds: pause after a source that gave nothing. While nobody reads, the pool
             replaces one chunk every ten pauses.
         producer_join_timeout: seconds that workers may take to end before they are killed.
-        dtype: of the chunks.
+        dtype: of the chunks; None: what the loader's ``chunk_dtype`` says, else float32.
         generation: token of this reign; None draws one.
         lock_dir: directory of the coordination files; None takes ``$SHAREDVECTOR_LOCK_DIR``, else
             /dev/shm.
@@ -72,42 +72,42 @@ class ProducerService:
 
     Raises:
         ValueError: a value that no pool can have.
-        TypeError: ``loader`` is none, a count is no integer, or a time no number.
+        TypeError: ``loader`` is none, a count is no integer, a time no number, or neither
+            ``chunk_size`` nor the loader says how large chunks are.
     """
 
     def __init__(
         self,
         name: str,
         loader: Loader,
-        source_size: int,
+        source_size: int | None,
         slot_count: int,
-        chunk_size: int,
+        chunk_size: int | None = None,
         num_producers: int = 4,
         sleep_seconds: float = 0.01,
         producer_join_timeout: float = 5.0,
-        dtype: str = "float32",
+        dtype: str | None = None,
         generation: str | None = None,
         lock_dir: Path | str | None = None,
         log_level: int | str = logging.INFO,
         spare_buffers: int | None = None,
-        producer_kind: Literal["auto", "process", "thread"] = "auto",
+        producer_kind: ProducerKind = "auto",
         processes: int | None = None,
     ) -> None:
         self._paths = PoolPaths.for_name(name, lock_dir)
-        self._plan = Plan(
+        spec = ProducerSpec(
             loader=loader,
             source_size=source_size,
-            slot_count=slot_count,
             chunk_size=chunk_size,
             dtype=dtype,
             num_producers=num_producers,
             sleep_seconds=sleep_seconds,
-            join_timeout=producer_join_timeout,
+            producer_join_timeout=producer_join_timeout,
             spare_buffers=spare_buffers,
             producer_kind=producer_kind,
             processes=processes,
-            log_level=level_number("log_level", log_level),
         )
+        self._config = PoolConfig.of(spec, slot_count, level_number("log_level", log_level))
         self._wanted_generation = generation
         self._generation = generation if generation is not None else uuid.uuid4().hex
         self._reign: Reign | None = None
@@ -119,6 +119,11 @@ class ProducerService:
     def name(self) -> str:
         """The pool's name."""
         return self._paths.name
+
+    @property
+    def config(self) -> PoolConfig:
+        """What the pool is made of and how it is fed, with what the loader has told."""
+        return self._config
 
     @property
     def generation(self) -> str:
@@ -157,7 +162,7 @@ class ProducerService:
                     f"pool {self.name!r} has an owner already (process {pid}); attach to it, end "
                     "that process, or choose another name"
                 )
-            self._reign = Reign(self._paths, lock, self._plan)
+            self._reign = Reign(self._paths, lock, self._config)
             try:
                 self._reign.start(should_stop=should_stop)
             except BaseException:
@@ -174,7 +179,7 @@ class ProducerService:
         self._close()
 
     def _close(self) -> None:
-        with self._turn.take(self._plan.join_timeout + CLOSING_LIMIT):
+        with self._turn.take(self._config.producer_join_timeout + CLOSING_LIMIT):
             if self._reign is not None:
                 self._reign.close()
 

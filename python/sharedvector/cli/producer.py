@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sharedvector._common import level_number
 from sharedvector._coordination import PoolBusyError, PoolSpawnError
-from sharedvector._pool import PRODUCER_KINDS, ProducerService
+from sharedvector._pool import PRODUCER_KINDS, PoolConfig, ProducerService
 from sharedvector.cli.errors import EXIT_BUSY, Parser, failed
 from sharedvector.vector import PoolStalledError
 
@@ -109,7 +109,7 @@ def producer_main(argv: Sequence[str] | None = None) -> int:
         )
         logger.info(
             "pool %r: %d slots of %g MiB, %s", service.name, options.slot_count,
-            options.chunk_size_mb, options.dtype,
+            service.config.chunk_size / _MIB, service.config.dtype,
         )  # fmt: skip
         service.run()
     except PoolBusyError as error:
@@ -132,12 +132,15 @@ def _producer_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--name", required=True, help="name of the pool")
     add("--slot-count", required=True, type=int, help="chunks to keep in shared memory")
-    add("--chunk-size-mb", required=True, type=float, help="largest chunk, in MiB")
-    add("--dtype", default="float32", help="dtype of the chunks, such as int16 or bfloat16")
-    add("--num-producers", type=int, default=4, help="workers")
-    add("--sleep-seconds", type=float, default=0.01, help="pause after a source without a chunk")
+    add("--chunk-size-mb", type=float, help="largest chunk, in MiB, if not what the loader says")
+    add("--dtype", help="dtype of the chunks, such as int16, if not what the loader says")
+    add("--num-producers", type=int, default=PoolConfig.num_producers, help="workers")
     add(
-        "--producer-join-timeout", type=float, default=5.0,
+        "--sleep-seconds", type=float, default=PoolConfig.sleep_seconds,
+        help="pause after a source without a chunk",
+    )  # fmt: skip
+    add(
+        "--producer-join-timeout", type=float, default=PoolConfig.producer_join_timeout,
         help="seconds that workers may take to end",
     )  # fmt: skip
     add("--loader-class", required=True, help="loader, as package.module:Class")
@@ -147,14 +150,16 @@ def _producer_parser() -> argparse.ArgumentParser:
     add("--log-level", default="INFO", help="DEBUG, INFO, WARNING, ERROR, or a number")
     add("--spare-buffers", type=int, help="buffers beyond the slots, if not one per worker")
     add(
-        "--producer-kind", default="auto", choices=PRODUCER_KINDS,
+        "--producer-kind", default=PoolConfig.producer_kind, choices=PRODUCER_KINDS,
         help="workers are processes, threads of one process, or what suits the loader",
     )  # fmt: skip
     add("--processes", type=int, help="attached processes whose memory is reserved with the pool")
     return parser
 
 
-def _chunk_size(mebibytes: float) -> int:
+def _chunk_size(mebibytes: float | None) -> int | None:
+    if mebibytes is None:
+        return None
     if not 1 <= mebibytes * _MIB < 1 << 64:  # nor NaN
         raise ValueError(
             "--chunk-size-mb should make a chunk_size from 1 byte to 2**64 - 1, got "

@@ -40,7 +40,10 @@ class Loader(Protocol):
     returns or yields ``Chunk(data, meta)``: chunks whose ``data`` is an array that ``allocate``
     made are published as they are, all others are copied. Do not touch an array after its chunk
     was given; what was allocated and not given is dropped at the end, or earlier when nothing
-    refers to it any more. Three attributes are looked at, if the loader has them:
+    refers to it any more.
+
+    These attributes are looked at, if the loader has them: ``chunk_dtype`` and ``chunk_size`` (in
+    bytes, of the largest chunk), for a pool that is made without these settings;
     ``buffers_at_once``, the most arrays that are allocated and not yet given;
     ``counters``, a dict of totals ("direct", "zarr", "tensorstore": volumes read by that engine;
     "missing_chunks"); and ``releases_gil``, true when threads load as well as processes.

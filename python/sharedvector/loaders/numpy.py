@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from pathlib import Path
 
 import numpy as np
 
-from sharedvector.dtypes import is_extension
+from sharedvector.dtypes import encode_dtype, is_extension
 from sharedvector.loaders.base import Chunk, no_meta, place_of, read_error
 from sharedvector.loaders.casting import CutFractions, cast_volume, resolve_numpy_dtype
 from sharedvector.loaders.volumes import as_path, check_directory, kind_of, shorten
@@ -27,6 +28,9 @@ class NumpyLoader:
             link to nothing, is named in the log and left out.
         dtype: the dtype of the chunks; other files are cast by `cast_volume`.
 
+    Attributes:
+        chunk_dtype: dtype of the chunks, as text.
+
     Raises:
         FileNotFoundError: no such directory, or no file in it matches.
         ValueError: a bad ``dtype`` (see `resolve_numpy_dtype`).
@@ -36,6 +40,7 @@ class NumpyLoader:
         self, directory: Path | str, pattern: str = "*.npy", dtype: str = "float32"
     ) -> None:
         self._dtype = resolve_numpy_dtype(dtype)
+        self.chunk_dtype = encode_dtype(self._dtype)
         self._fractions = CutFractions(self._dtype)
         root = as_path("directory", directory).absolute()
         check_directory(root, "arrays")
@@ -44,6 +49,25 @@ class NumpyLoader:
     def __len__(self) -> int:
         """Return the number of files."""
         return len(self._paths)
+
+    @property
+    def chunk_size(self) -> int:
+        """Bytes of the largest chunk. It opens every file, and reads the header alone.
+
+        Raises:
+            OSError: no file can be read as an array; the message has the error of one of them.
+        """
+        largest, failure = 0, None
+        for path in self._paths:
+            try:
+                shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
+            except Exception as error:  # as one source it is skipped, and named in the log
+                failure = read_error(path, error)
+            else:
+                largest = max(largest, math.prod(shape) * self._dtype.itemsize, 1)
+        if not largest:
+            raise OSError(f"no array tells how large chunks are: {failure}; pass chunk_size=")
+        return largest
 
     def __call__(self, source_index: int) -> list[Chunk]:
         """Read one file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharedvector._common import integer
+from sharedvector.dtypes import encode_dtype
 from sharedvector.loaders.base import Chunk, no_meta, place_of, read_error
 from sharedvector.loaders.casting import CutFractions, resolve_numpy_dtype
 from sharedvector.loaders.spacing import read_spacings
@@ -57,7 +59,7 @@ class ZarrLoader:
     Args:
         directory: where the volumes are: a directory, a ``.zip`` file, or a URL that fsspec or
             obstore reads. A URL that cannot be listed needs a group with consolidated metadata.
-        slices_per_chunk: slices in one slab; 0 takes the whole volume as one chunk.
+        slices_per_chunk: slices in one slab; 0, the default, takes the whole volume as one chunk.
         spacing_file: path or ``file://`` URL of JSON ``{volume name: [x, y, z]}`` as
             `write_spacing_manifest` writes it; each chunk then carries (z, y, x), the order of the
             array's axes, as its metadata.
@@ -71,6 +73,8 @@ class ZarrLoader:
             given before stay.
 
     Attributes:
+        chunk_dtype: dtype of the chunks, as text.
+        chunk_size: bytes of the largest chunk, by the volumes' metadata; None if none is readable.
         worker_id: number of the process among those with the same seed; 0 at first.
         buffers_at_once: the most slabs that `load_into` has allocated and not yet given.
         releases_gil: whether threads load as well as processes do.
@@ -89,7 +93,7 @@ class ZarrLoader:
     def __init__(
         self,
         directory: Path | str,
-        slices_per_chunk: int,
+        slices_per_chunk: int = 0,
         spacing_file: Path | str | None = None,
         dtype: str = "int16",
         seed: int | None = None,
@@ -106,6 +110,8 @@ class ZarrLoader:
         volumes = _only_3d(self._root, find_volumes(self._root))
         self._names = tuple(volumes)
         self._depths = tuple(_depth(metadata) for metadata in volumes.values())
+        self.chunk_dtype = encode_dtype(self._dtype)
+        self.chunk_size = _largest_chunk(volumes, self._slices, self._dtype.itemsize)
         self._opener = Opener(self._root, self._slices, engine, missing, volumes)
         self._warn_of_thin_volumes(volumes)
         self._fractions = CutFractions(self._dtype)
@@ -269,6 +275,17 @@ def _shape(metadata: dict[str, Any]) -> tuple[Any, ...]:
     """The shape of a volume as its metadata have it; () where they are damaged."""
     shape = metadata.get("shape")
     return tuple(shape) if isinstance(shape, list) else ()
+
+
+def _largest_chunk(volumes: Mapping[str, dict[str, Any]], slices: int, itemsize: int) -> int | None:
+    """Bytes of the largest chunk of any volume; None when no metadata tell."""
+    sizes = []
+    for shape in map(_shape, volumes.values()):
+        if shape and all(type(length) is int for length in shape):
+            depth = slices or shape[0]
+            if 0 < depth <= shape[0]:
+                sizes.append(max(1, depth * math.prod(shape[1:]) * itemsize))
+    return max(sizes, default=None)
 
 
 def _depth(metadata: dict[str, Any]) -> int | None:
