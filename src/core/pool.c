@@ -174,7 +174,8 @@ sv_pool_close(sv_owner *owner, sv_segment *segment, sv_error *err)
         return svi_fail(err, SV_EINUSE, 0, "close pool",
                         "reservations of '%s' are open; publish or cancel them first", m->name);
     }
-    status = sv_ready_clear(owner, err);
+    /* A pool that could not be made has no marker: there, it is that of the owner who was in the way. */
+    status = m != NULL ? sv_ready_clear(owner, err) : 0;
     if (status != 0 && status != SV_EBUSY) { /* busy: the marker is another owner's */
         return status;
     }

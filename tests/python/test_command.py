@@ -178,6 +178,18 @@ def test_list_and_info_say_that_a_block_is_one() -> None:
         assert run("check", block.name).stdout == "good\n"
 
 
+def test_remove_refuses_what_a_living_owner_has() -> None:
+    with fresh_name() as name, filled(name, owned=True, replace=True) as vector:
+        refused = run("remove", name)
+        assert refused.returncode == 1
+        assert f"in use by its owner, process {os.getpid()} (" in refused.stderr
+        assert "end that process, which removes it" in refused.stderr
+        assert vector.owner_live() and Path("/dev/shm", name).exists()
+        vector.close()
+        assert run("remove", name).returncode == 0
+        assert not Path("/dev/shm", name).exists()
+
+
 def test_sweep_removes_what_the_dead_left() -> None:
     prefix = f"cmd{os.getpid()}"
     names = orphans(prefix)

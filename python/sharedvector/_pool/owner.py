@@ -175,16 +175,19 @@ class Reign:
         self._vector = None
 
     def _clear_marker(self) -> None:
-        """Remove the marker, unless another owner has the name by now."""
-        with contextlib.suppress(PoolBusyError):
+        """Remove this reign's marker; whatever another owner wrote stays."""
+        with contextlib.suppress(PoolBusyError):  # another owner has the name by now
+            if not self._is_marked():
+                return
             if self._lock.held:
                 self._lock.clear_ready()
-            elif self._is_marked():  # the first call was interrupted, or the lock was lost
-                lock = OwnerLock.try_acquire(self._paths, grace=0, generation=self._lock.generation)
-                if lock is not None:
-                    if self._is_marked():
-                        lock.clear_ready()
-                    lock.release()
+                return
+            # The first call was interrupted, or the lock was lost.
+            lock = OwnerLock.try_acquire(self._paths, grace=0, generation=self._lock.generation)
+            if lock is not None:
+                if self._is_marked():
+                    lock.clear_ready()
+                lock.release()
 
     def _is_marked(self) -> bool:
         return read_marker(self._paths) == self._lock.generation
