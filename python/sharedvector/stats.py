@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -62,6 +63,8 @@ class PoolStats:
         held_by: a line for each process that holds views now: its pid, command, how many, since
             when it is attached, and the age of the oldest chunk among them. No view is older than
             its chunk; when it was taken is not recorded.
+        name_lost: 1 when the pool's name leads to this segment no longer, because its file was
+            removed: those attached go on, and nobody else can attach; 0 while it does.
     """
 
     replace_events: int
@@ -91,6 +94,7 @@ class PoolStats:
     restarts: int = 0
     waiting_for_views: float = 0.0
     held_by: tuple[str, ...] = ()
+    name_lost: int = 0
 
     def as_dict(self, prefix: str = "sharedvector/") -> dict[str, int | float]:
         """Return every number under ``prefix + name``, as Python ``int`` and ``float`` only.
@@ -153,6 +157,7 @@ def collect_stats(vector: SharedVector) -> PoolStats:
         restarts=vector.counter_add(_core.COUNTER_RESTARTS, 0),
         waiting_for_views=vector.counter_add(_core.COUNTER_HELD_MS, 0) / 1000,
         held_by=view_holders(vector),
+        name_lost=int(not leads_to(vector)),
     )
 
 
@@ -171,6 +176,15 @@ def view_holders(vector: SharedVector) -> tuple[str, ...]:
 
 def _seconds(nanoseconds: int) -> int:
     return max(0, nanoseconds) // 1_000_000_000
+
+
+def leads_to(vector: SharedVector) -> bool:
+    """Return whether the segment's name leads to this very segment, and not to another or none."""
+    try:
+        found = os.stat(os.path.join(vector.directory, vector.name))
+    except OSError:
+        return False
+    return found.st_ino == vector.inode
 
 
 def stats_capacity_for(slot_count: int) -> int:

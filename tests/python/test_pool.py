@@ -65,6 +65,7 @@ def owner() -> Iterator[PoolHandle]:
 
 FOLLOWER = """
     import sys
+    from pool_support import spec
     from sharedvector import ensure_pool
     handle = ensure_pool(sys.argv[1], int(sys.argv[2]), mode="attach", ready_timeout=30)
     print(handle.is_owner, len(handle.attach()), handle.generation)
@@ -240,6 +241,74 @@ def test_of_blocks_that_share_a_pool_the_last_to_end_closes_it() -> None:
     assert handle.closed and files(name) == []
     with pool(name, 2, producer=spec(), ready_timeout=50) as again:
         assert again is not handle and again.is_owner
+
+
+def test_with_blocks_of_two_components_share_the_pool() -> None:
+    name = unique("components")
+
+    def call() -> PoolHandle:
+        return ensure_pool(name, 2, producer=spec(), ready_timeout=50)
+
+    with call() as first:
+        with call() as second, pool(name, 2, mode="attach"):
+            assert second is first
+        assert not first.closed and refreshes(first.attach())
+        call()  # within a block it is no user of its own
+    assert first.closed and files(name) == []
+    kept = call()
+    with call():
+        pass
+    with pool(name, 2, mode="attach"):
+        pass
+    assert not kept.closed and refreshes(kept.attach())
+    with kept:
+        assert call() is kept
+    assert kept.closed and files(name) == []
+    with call() as closed, call():
+        closed.close()
+        assert files(name) == []
+
+
+HANDLER = """
+    import os, signal, sys
+    from pool_support import Constant, spec
+    from sharedvector import PoolBusyError, ensure_pool
+
+    class Signalling(Constant):
+        def __reduce__(self):
+            if sys.argv[2] == "pickling":
+                os.kill(os.getpid(), signal.SIGALRM)
+            return Constant, (8, (4, 8), 0.2)
+
+    def call():
+        return ensure_pool(sys.argv[1], 4, producer=spec(Signalling()), ready_timeout=50)
+
+    def handle(number, frame):
+        try:
+            found.append(call())
+        except PoolBusyError as error:
+            print(error)
+
+    found = []
+    signal.signal(signal.SIGALRM, handle)
+    if sys.argv[2] == "waiting":
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with call() as made:
+        print(made.is_owner, all(one is made for one in found), len(found))
+"""
+
+
+def test_a_handler_that_interrupts_the_same_call_waits_with_it() -> None:
+    status, out, err = run(HANDLER, unique("handler"), "waiting")
+    assert (status, out) == (0, "True True 1\n"), err
+
+
+def test_a_handler_that_interrupts_the_pickling_of_the_same_call_is_told_so() -> None:
+    began = time.monotonic()
+    status, out, err = run(HANDLER, unique("handler"), "pickling")
+    assert status == 0 and "is being made by this very thread" in out, err
+    assert out.endswith("True True 0\n")
+    assert time.monotonic() - began < 45  # and not after the time-out
 
 
 def test_a_forgotten_block_may_be_collected_anywhere() -> None:
@@ -958,3 +1027,81 @@ def test_an_unguarded_program_runs_once() -> None:
     status, out, err = run(code, name)
     assert (status, out) == (0, "once\n2\n"), err
     assert files(name) == []  # by the end of the interpreter
+
+
+# ---- files that others remove ------------------------------------------------------------------
+
+
+def remove_files(name: str, *which: str) -> None:
+    """As a clean-up at logout, or the epilogue of a job."""
+    paths = PoolPaths.for_name(name)
+    for path in which:
+        getattr(paths, path).unlink()
+
+
+@pytest.mark.parametrize(
+    "which", [("segment",), ("segment", "lock"), ("segment", "lock", "marker")]
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_pool_whose_file_was_removed_can_be_made_anew(
+    which: tuple[str, ...], at_once: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = unique("removed")
+    first = ensure_pool(name, 4, producer=spec(), ready_timeout=50)
+    assert first.stats().name_lost == 0
+    vector, (supervisor,) = first.attach(), supervisors()
+    wait_for(lambda: supervisor in {row["pid"] for row in vector.rows()})
+    remove_files(name, *which)
+    assert first.stats().name_lost == 1
+    if not at_once:
+        wait_for(lambda: f"name of pool {name!r} is lost" in caplog.text)
+        assert not first.is_owner and refreshes(vector)
+    held = vector.get(0)
+    before = held.copy()
+    with pytest.raises(PoolGoneError, match="start it again with ensure_pool"):
+        first.attach()
+    with ensure_pool(name, 4, producer=spec(), ready_timeout=50) as second:
+        assert second is not first and second.is_owner and first.closed
+        assert refreshes(second.attach()) and second.stats().name_lost == 0
+        first.close()
+        assert refreshes(second.attach())
+    assert (held == before).all()
+    assert files(name) == [] == supervisors()
+
+
+def test_a_follower_of_a_pool_whose_files_were_removed_makes_it_anew(owner: PoolHandle) -> None:
+    code = """
+        import sys
+        from pool_support import refreshes, spec
+        from sharedvector import PoolGoneError, ensure_pool
+        def call():
+            return ensure_pool(sys.argv[1], 4, producer=spec(), ready_timeout=50)
+        handle = call()
+        print(handle.is_owner, flush=True)
+        sys.stdin.readline()
+        try:
+            handle.attach()
+        except PoolGoneError:
+            with call() as again:
+                print(again is handle, again.is_owner, refreshes(again.attach()))
+    """
+    process = start(code, owner.name, stdin=-1)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == "False\n"
+    remove_files(owner.name, "segment")
+    process.stdin.write("\n")
+    process.stdin.flush()
+    status, out, err = ended(process)
+    assert (status, out) == (0, "False True True\n"), err
+
+
+@pytest.mark.parametrize("which", [("lock",), ("marker",), ("lock", "marker")])
+def test_lock_and_marker_that_were_removed_are_made_again(
+    which: tuple[str, ...], owner: PoolHandle, caplog: pytest.LogCaptureFixture
+) -> None:
+    remove_files(owner.name, *which)
+    status, out, err = run(FOLLOWER.replace('mode="attach"', "producer=spec()"), owner.name, "4")
+    assert (status, out) == (0, f"False 4 {owner.generation}\n"), err
+    assert owner.is_owner and refreshes(owner.attach())
+    for path in which:
+        assert f"{getattr(PoolPaths.for_name(owner.name), path)} was removed" in caplog.text

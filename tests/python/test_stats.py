@@ -33,6 +33,7 @@ INTS = {
     "sources_failed",
     "sources_empty",
     "restarts",
+    "name_lost",
 }
 
 
@@ -41,6 +42,8 @@ NOW = 1_800_000_000_000_000_000
 
 class Counters:
     """The part of SharedVector that collect_stats reads, with known numbers."""
+
+    directory, name, inode = "/dev/shm", "no-such-segment", 1
 
     stats = {
         "replace_events": 66,
@@ -117,6 +120,7 @@ def test_known_counters_give_known_figures() -> None:
             "sources_empty": 100 + _core.COUNTER_EMPTY,
             "restarts": 100 + _core.COUNTER_RESTARTS,
             "waiting_for_views": (100 + _core.COUNTER_HELD_MS) / 1000,
+            "name_lost": 1,
         }
     )
 

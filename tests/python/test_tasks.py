@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
+import os
 import queue
+import signal
 import threading
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import numpy as np
 import pytest
 from slices_support import (
     LIMIT,
+    OFF,
     end_process,
     fail_at,
     kill_marked,
@@ -24,10 +28,12 @@ from slices_support import (
     sleep_long,
     told_of_calling_off,
     total,
+    wait_for,
 )
 
-from sharedvector.arrays import SharedArray, attachments, executors, map_slices
+from sharedvector.arrays import SharedArray, amap_slices, attachments, executors, map_slices
 from sharedvector.arrays.executors import check_executor, run_tasks, worker_count
+from sharedvector.arrays.pool_tasks import has_ended
 from sharedvector.arrays.task import Job
 
 
@@ -130,3 +136,56 @@ def test_a_worker_that_ends_itself() -> None:
     with processes() as executor, pytest.raises(BrokenProcessPool):
         map_slices(executor, functools.partial(end_process, 0), np.arange(4))
     assert attachments.made() == []
+
+
+def kill_with_its_executors_thread(executor: Any, pid: int) -> None:
+    """CPython 3.11.7 dies so by itself when futures of the executor were cancelled before."""
+
+    def die(cause: Any) -> None:
+        raise InvalidStateError("a future was cancelled")
+
+    executor._executor_manager_thread.terminate_broken = die
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("wait", [map_slices, amap_slices])
+def test_an_executor_whose_own_thread_dies(tmp_path: Path, wait: Any) -> None:
+    def kill_one() -> None:
+        wait_for(lambda: len(marks(tmp_path)) == 2)
+        kill_with_its_executors_thread(made, next(iter(made._processes)))
+
+    killer = threading.Thread(target=kill_one)
+    fn = functools.partial(sleep_long, str(tmp_path))
+    with processes() as made:
+        killer.start()
+        with pytest.raises(BrokenProcessPool, match="make another executor"):
+            result = wait(made, fn, np.arange(8), n=8)
+            asyncio.run(asyncio.wait_for(result, LIMIT))
+        killer.join()
+        # Or this process would wait for them at its end.
+        wait_for(lambda: all(map(has_ended, made._processes.values())))
+    assert attachments.made() == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_executor_whose_own_thread_dies_while_the_last_tasks_run(tmp_path: Path) -> None:
+    def kill_the_other() -> None:
+        wait_for((tmp_path / OFF).exists)
+        sleeping = next(mark for mark in marks(tmp_path) if mark.startswith("pid-"))
+        kill_with_its_executors_thread(made, int(sleeping.removeprefix("pid-")))
+
+    killer = threading.Thread(target=kill_the_other)
+    with processes() as made, told_of_calling_off(tmp_path):
+        killer.start()
+        with pytest.raises(ValueError, match="the first slice"):
+            map_slices(made, functools.partial(sleep_but_one, str(tmp_path)), np.arange(2))
+        killer.join()
+    assert attachments.made() == []
+
+
+def sleep_but_one(directory: str, part: Any) -> None:
+    if int(part[0]) != 0:
+        sleep_long(directory, part)
+    wait_for(lambda: marks(Path(directory)))
+    raise ValueError("the first slice")

@@ -1,7 +1,10 @@
-"""What every folder uses: checks of arguments, and names that are imported at their first use.
+"""What every folder uses: checks of arguments, work that no signal's handler interrupts, and names
+that are imported at their first use.
 
-Promises: a refused argument is named in the error. Uses: NumPy, and nothing of this package.
-Tests: ``test_arguments.py``; the lazy names: ``test_vector.py`` and ``test_tools_layers.py``.
+Promises: a refused argument is named in the error; work that a handler's exception gives up is
+undone. Uses: NumPy, and nothing of this package.
+Tests: ``test_arguments.py``, ``test_interrupts.py``; the lazy names: ``test_vector.py`` and
+``test_tools_layers.py``.
 """
 
 from __future__ import annotations
@@ -15,8 +18,38 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sharedvector._common.arguments import duration, integer, level_number, seconds
+    from sharedvector._common.work import (
+        Abandoned,
+        Mailbox,
+        NoThreadError,
+        Work,
+        aside,
+        check_wanted,
+        current_work,
+        here_or_aside,
+        in_caller,
+        leave_aside,
+        nap,
+    )
 
-__all__ = ["duration", "integer", "lazy_names", "level_number", "seconds"]
+__all__ = [
+    "Abandoned",
+    "Mailbox",
+    "NoThreadError",
+    "Work",
+    "aside",
+    "check_wanted",
+    "current_work",
+    "duration",
+    "here_or_aside",
+    "in_caller",
+    "integer",
+    "lazy_names",
+    "leave_aside",
+    "level_number",
+    "nap",
+    "seconds",
+]
 
 
 def lazy_names(
@@ -47,4 +80,13 @@ def lazy_names(
     return get, names
 
 
-__getattr__, __dir__ = lazy_names(__name__, {".arguments": "duration integer level_number seconds"})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".arguments": "duration integer level_number seconds",
+        ".work": (
+            "Abandoned Mailbox NoThreadError Work aside check_wanted current_work "
+            "here_or_aside in_caller leave_aside nap"
+        ),
+    },
+)

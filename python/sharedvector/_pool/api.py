@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from sharedvector._common import integer, seconds
+from sharedvector._common import aside, check_wanted, here_or_aside, integer, seconds
 from sharedvector._coordination import OwnerLock, PoolPaths, attach
 from sharedvector._pool.config import PoolConfig, ProducerSpec
 from sharedvector._pool.election import check_wishes, elect, follow
 from sharedvector._pool.owner import Reign
-from sharedvector._pool.registry import CLOSING_LIMIT, Registry, Turn
-from sharedvector.stats import PoolStats, collect_stats
+from sharedvector._pool.registry import CLOSING_LIMIT, Registry, Turn, Use, Users
+from sharedvector.stats import PoolStats, collect_stats, leads_to
 from sharedvector.vector import PoolStalledError, SharedVector
 
 __all__ = [
@@ -71,7 +70,7 @@ class PoolHandle:
         self._closed = False
         self._turn = Turn()
         self._turn_limit = join_timeout
-        self._blocks: int | None = None  # open pool() blocks; None: it was opened by none
+        self._users = Users()
 
     @property
     def name(self) -> str:
@@ -116,8 +115,8 @@ class PoolHandle:
             vector = attach(self._paths)
         except FileNotFoundError:
             raise PoolGoneError(
-                f"pool {self.name!r} is gone: its owner has closed it or died; start it again "
-                "with ensure_pool"
+                f"pool {self.name!r} is gone: its owner has closed it or died, or another program "
+                "has removed its file; start it again with ensure_pool"
             ) from None
         if self._generation is not None and vector.generation != self._generation:
             raise PoolStalledError(
@@ -147,12 +146,14 @@ class PoolHandle:
 
     def close(self) -> None:
         """Owner: stop the producer and remove the pool; those attached keep their data.
-        Follower: forget it. Harmless when repeated; after an interrupt it goes on.
+        Follower: forget it. Harmless when repeated.
 
         While another thread closes it, this waits until the pool is gone, at most as long as the
-        producer may take to end and some seconds.
+        producer may take to end and some seconds. An interrupt ends the wait only: the pool goes
+        all the same, and a further call, or the end of the process, waits for that again.
         """
-        self._close(self._turn_limit)
+        self._closed = True
+        here_or_aside(lambda: self._close(self._turn_limit))
 
     def _close(self, limit: float) -> None:
         self._closed = True
@@ -162,7 +163,6 @@ class PoolHandle:
                     with contextlib.suppress(Exception):  # a damaged pool has to be closed too
                         self._last_stats = collect_stats(self._vector)
                     self._vector = None
-                # Called again too: it may have been interrupted.
                 if self._reign is not None:
                     self._reign.close()
                 elif self._lock is not None:
@@ -174,15 +174,18 @@ class PoolHandle:
     def _usable(self) -> SharedVector | None:
         """The segment, if a second `ensure_pool` may return this handle."""
         vector = self._vector
-        return None if self._closed or vector is None or vector.retired else vector
+        over = self._closed or vector is None or vector.retired or not leads_to(vector)
+        return None if over else vector
 
     def __enter__(self) -> Self:
         """Return the handle."""
+        _registry.enter(self)
         return self
 
     def __exit__(self, exc_type: object, exc: object, tb: object) -> None:
-        """Close it."""
-        self.close()
+        """Close it, unless others of this process use it: see `ensure_pool`."""
+        if _registry.exit(self):
+            self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a follower needs."""
@@ -219,8 +222,13 @@ def ensure_pool(
 
     Any number of processes of a node may call this at once, from any thread: one becomes the
     owner, whose end also ends the pool, and the others follow. No signal handler is installed.
-    A second call in a process returns the same handle while it is open. A forked child follows
-    pools that its parent had open and never becomes the owner of one of their names.
+    A forked child follows pools that its parent had open and never becomes the owner of one of
+    their names.
+
+    A second call in a process returns the same handle while it is open. ``with`` blocks of the
+    handle, and `pool` blocks, share it: the last one to end closes the pool. It stays open for a
+    call that was made outside of such blocks and does not begin one. `PoolHandle.close` closes it
+    for all at once.
 
     Args:
         name: of the pool.
@@ -241,22 +249,59 @@ def ensure_pool(
         TimeoutError: not ready in time; the message has the last reason.
         PoolSpawnError: the pool could not be made or filled; the message has the loader's error.
         PoolStalledError: the living owner of the pool has given its producer up.
+        PoolBusyError: called by the handler of a signal that has interrupted a call for the same
+            pool while that pickles its loader.
     """
-    return _ensure(name, slot_count, producer, mode, ready_timeout, poll_interval, lock_dir)
+    use = Use(_registry, block=False)
+    try:
+        handle = _open(
+            use, name, slot_count, producer, mode, ready_timeout, poll_interval, lock_dir
+        )
+        use.handle = None  # it stays
+        return handle
+    except BaseException:
+        use.leave()
+        raise
 
 
-def _ensure(
+@contextlib.contextmanager
+def pool(
     name: str,
     slot_count: int,
+    *,
     producer: ProducerSpec | None = None,
     mode: Mode = "auto",
     ready_timeout: float = 600.0,
     poll_interval: float = 0.1,
     lock_dir: Path | str | None = None,
-    *,
-    block: bool = False,
+) -> Generator[PoolHandle]:
+    """Use `ensure_pool` in a ``with`` block; the handle is closed at its end.
+
+    Blocks of a process that use one pool, within each other or in several threads, share its
+    handle, and the last to end closes it. A handle that `ensure_pool` had opened before is left
+    open. Arguments and errors as of `ensure_pool`.
+    """
+    use = Use(_registry, block=True)
+    try:
+        yield _open(use, name, slot_count, producer, mode, ready_timeout, poll_interval, lock_dir)
+    except GeneratorExit:  # dropped, maybe by the garbage collector in the middle of anything
+        use.drop()
+        raise
+    finally:
+        use.leave()
+
+
+def _open(
+    use: Use[PoolHandle],
+    name: str,
+    slot_count: int,
+    producer: ProducerSpec | None,
+    mode: Mode,
+    ready_timeout: float,
+    poll_interval: float,
+    lock_dir: Path | str | None,
 ) -> PoolHandle:
-    """See `ensure_pool`; with ``block``, as a `pool` block, which has to leave it again."""
+    """See `ensure_pool`; ``use`` is counted, and ``use.handle`` the handle, before this returns."""
     paths = PoolPaths.for_name(name, lock_dir)
     slot_count = integer("slot_count", slot_count, 1)
     ready_timeout = seconds("ready_timeout", ready_timeout)
@@ -269,24 +314,51 @@ def _ensure(
     if mode != "attach" and producer is not None:
         config = PoolConfig.of(producer, slot_count, logger.level or logging.INFO)
     deadline = time.monotonic() + ready_timeout
-    gate = _registry.gate(paths)
-    if not gate.acquire(timeout=min(ready_timeout, threading.TIMEOUT_MAX)):
-        raise TimeoutError(f"pool {name!r} is not ready in time: another thread is making it")
-    try:
-        handle = _registry.get(paths)
-        vector = handle._usable() if handle is not None else None
-        if handle is not None and vector is not None:
-            if handle.slot_count != slot_count:
-                raise ValueError(
-                    f"pool {name!r} is open in this process with slot_count={handle.slot_count}, "
-                    f"now {slot_count} was asked for; close that handle first"
-                )
-            if producer is not None:
-                check_wishes(vector, producer)
-            if _registry.enter(handle, count=block):
-                return handle
-        if handle is not None:  # its pool is over, or about to be: look for the next one
-            handle._close(max(0.0, deadline - time.monotonic()))
+    if _join_open(use, paths, slot_count, producer) is None:
+        aside(
+            lambda: _find_or_make(
+                use, paths, slot_count, producer, mode, config, deadline, poll_interval
+            )
+        )
+    assert use.handle is not None
+    return use.handle
+
+
+def _join_open(
+    use: Use[PoolHandle], paths: PoolPaths, slot_count: int, producer: ProducerSpec | None
+) -> PoolHandle | None:
+    """Return the handle that this process has open, with one more user; None: it has none."""
+    handle = _registry.get(paths)
+    vector = handle._usable() if handle is not None else None
+    if handle is None or vector is None:
+        return None
+    if handle.slot_count != slot_count:
+        raise ValueError(
+            f"pool {paths.name!r} is open in this process with slot_count={handle.slot_count}, "
+            f"now {slot_count} was asked for; close that handle first"
+        )
+    if producer is not None:
+        check_wishes(vector, producer)
+    return handle if _registry.join(handle, use) else None
+
+
+def _find_or_make(
+    use: Use[PoolHandle],
+    paths: PoolPaths,
+    slot_count: int,
+    producer: ProducerSpec | None,
+    mode: Mode,
+    config: PoolConfig | None,
+    deadline: float,
+    poll_interval: float,
+) -> None:
+    """Follow or make the pool, unless another thread has done so meanwhile. Only for `aside`."""
+    with _registry.gate(paths, deadline):
+        if _join_open(use, paths, slot_count, producer) is not None:
+            return
+        over = _registry.get(paths)
+        if over is not None:  # or about to be: look for the next one
+            over._close(max(0.0, deadline - time.monotonic()))
         if mode != "attach" and config is None:
             raise ValueError(f"mode={mode!r} needs producer=ProducerSpec(...)")
         if config is not None and not _registry.inherited(paths):
@@ -301,24 +373,7 @@ def _ensure(
             paths, slot_count, vector.generation, supervisor=reign, join_timeout=limit
         )
         handle._vector = vector
-        handle._blocks = 1 if block else None
+        handle._users.of_block = use.block
         _registry.put(paths, handle)
-        return handle
-    finally:
-        gate.release()
-
-
-@contextlib.contextmanager
-def pool(name: str, slot_count: int, **kwargs: Any) -> Generator[PoolHandle]:
-    """Use `ensure_pool` in a ``with`` block; the handle is closed at its end.
-
-    Blocks of a process that use one pool, within each other or in several threads, share its
-    handle, and the last to end closes it. A handle that `ensure_pool` had opened before is left
-    open.
-    """
-    handle = _ensure(name, slot_count, **kwargs, block=True)
-    try:
-        yield handle
-    finally:
-        if _registry.leave(handle):
-            handle.close()
+        _registry.join(handle, use)
+        check_wanted()

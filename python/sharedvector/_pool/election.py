@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from sharedvector._coordination import (
     OwnerLock,
     PoolBusyError,
@@ -17,6 +19,7 @@ from sharedvector.loaders import resolve_numpy_dtype
 from sharedvector.monitoring import Waiting
 from sharedvector.vector import SharedVector, encode_dtype
 
+_LOCK_IS_BACK = 3.0  # seconds; a living owner looks at its files once a second
 _NEVER_OWNER = (
     "nobody owns it, and a forked child never becomes the owner of its parent's pool; call "
     "ensure_pool in the parent"
@@ -42,17 +45,29 @@ def elect(
         TimeoutError, PoolSpawnError, PoolStalledError, ValueError: as `ensure_pool`.
     """
     waiting = Waiting(paths.name, deadline, poll_interval, lambda: owner_alive(paths))
-    reign = _own(paths, config, deadline) if own_first else None
-    while reign is None:
+    busy: tuple[float, PoolBusyError] | None = None
+    own = own_first
+    while True:
+        if own:
+            try:
+                reign = _own(paths, config, deadline)
+            except PoolBusyError as error:
+                busy = time.monotonic() + _LOCK_IS_BACK, error
+            else:
+                if reign is not None:
+                    return reign.vector, reign
         found = look(paths, config.slot_count)
         if found.refusal is not None:
             raise found.refusal
         if found.vector is not None:
             return found.vector, None
-        reign = _own(paths, config, deadline)
-        if reign is None:
+        # An owner without the lock either uses another directory, or its lock's file was removed
+        # and it makes another one.
+        if busy is not None and time.monotonic() >= busy[0]:
+            raise PoolSpawnError(f"pool {paths.name!r} cannot be made: {busy[1]}") from busy[1]
+        if own or busy is not None:
             waiting.sleep(found.state.reason)
-    return reign.vector, reign
+        own = busy is None
 
 
 def follow(
@@ -103,8 +118,5 @@ def _own(paths: PoolPaths, config: PoolConfig, deadline: float) -> Reign | None:
     if lock is None:
         return None
     reign = Reign(paths, lock, config)
-    try:
-        reign.start(deadline)
-    except PoolBusyError as error:
-        raise PoolSpawnError(f"pool {paths.name!r} cannot be made: {error}") from error
+    reign.start(deadline)
     return reign

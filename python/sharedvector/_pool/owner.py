@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 
 from sharedvector import _core
+from sharedvector._common import check_wanted, in_caller, nap
 from sharedvector._coordination import (
     OwnerLock,
     PoolBusyError,
     PoolPaths,
     PoolSpawnError,
-    read_marker,
 )
 from sharedvector._pool.config import PoolConfig
+from sharedvector._pool.files import PoolFiles
 from sharedvector._pool.preflight import log_leftovers
 from sharedvector._producer import (
     EventReader,
@@ -46,6 +47,7 @@ _ROOM_LIMIT = 10.0  # seconds to wait until a dead pool's processes give their m
 _DYING_LIMIT = 2.0  # seconds that a dying owner may go on looking alive without its lock
 _KILL_MARGIN = 8.0  # seconds that a supervisor gets beyond what its workers get
 _LOOK_EVERY = 0.02
+_LOOK_AT_FILES_EVERY = 1.0
 _TRY_EVERY = 0.2
 
 
@@ -73,7 +75,7 @@ class Reign:
         self.ready = False
         self.failure: str | None = None
         self._paths = paths
-        self._lock = lock
+        self._files = PoolFiles(paths, lock)
         self._config = config
         self._pid = os.getpid()
         self._guard = LifecycleGuard(self._take_down)
@@ -82,6 +84,7 @@ class Reign:
         self._mutex = threading.RLock()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._watcher: threading.Thread | None = None
+        self._files_watcher: threading.Thread | None = None
         self._job: Job | None = None
         self._loader = b""
         self._vector: SharedVector | None = None
@@ -90,12 +93,12 @@ class Reign:
     @property
     def held(self) -> bool:
         """Whether this process is the pool's owner through this object."""
-        return self._pid == os.getpid() and not self._guard.cleaned and self._lock.held
+        return self._pid == os.getpid() and not self._guard.cleaned and self._files.lock.held
 
     @property
     def generation(self) -> str:
         """Token of this reign."""
-        return self._lock.generation
+        return self._files.lock.generation
 
     @property
     def vector(self) -> SharedVector:
@@ -125,23 +128,21 @@ class Reign:
         """
         self._guard.arm()
         try:
-            self._loader = pack_loader(self._config.loader)
+            self._loader = in_caller(lambda: pack_loader(self._config.loader))
             log_leftovers(self._paths)
             self._make_segment(deadline)
             self._job = self._make_job()
             with _refusals_in_words(self._paths.name):
                 self._bootstrap(deadline, should_stop)
             try:
-                self._lock.write_ready()
+                self._files.lock.write_ready()
             except OSError as error:  # its page is the last that a pool needs
                 raise PoolSpawnError(
                     f"pool {self._paths.name!r} cannot be marked as ready: {error}"
                 ) from error
             self.ready = True
-            self._watcher = threading.Thread(
-                target=self._watch, name="sharedvector-supervisor-watch", daemon=True
-            )
-            self._watcher.start()
+            self._watcher = _start_thread(self._watch, "supervisor-watch")
+            self._files_watcher = _start_thread(self._watch_files, "file-watch")
         except BaseException:
             self.close()
             raise
@@ -161,10 +162,11 @@ class Reign:
         # workers take their time can leave them behind.
         try:
             _run_all(
-                self._clear_marker,  # first: nobody should attach any more
+                self._end_files_watch,  # which would make them again
+                self._clear_marker,  # nobody should attach any more
                 self._remove_segment,
                 self._end_supervisor,
-                self._lock.release,
+                self._files.lock.release,
             )
         except Exception as error:
             self._vector = None
@@ -174,23 +176,24 @@ class Reign:
         # not kept longer: whoever keeps the handle should not keep the memory.
         self._vector = None
 
-    def _clear_marker(self) -> None:
-        """Remove this reign's marker; whatever another owner wrote stays."""
-        with contextlib.suppress(PoolBusyError):  # another owner has the name by now
-            if not self._is_marked():
-                return
-            if self._lock.held:
-                self._lock.clear_ready()
-                return
-            # The first call was interrupted, or the lock was lost.
-            lock = OwnerLock.try_acquire(self._paths, grace=0, generation=self._lock.generation)
-            if lock is not None:
-                if self._is_marked():
-                    lock.clear_ready()
-                lock.release()
+    def _end_files_watch(self) -> None:
+        if self._files_watcher is not None:
+            self._files_watcher.join(_KILL_MARGIN)
 
-    def _is_marked(self) -> bool:
-        return read_marker(self._paths) == self._lock.generation
+    def _clear_marker(self) -> None:
+        self._files.take_marker_back()
+
+    def _watch_files(self) -> None:
+        """See to it that the pool's name leads to it, until it does not or the reign ends."""
+        vector = self.vector
+        while not self._closing.wait(_LOOK_AT_FILES_EVERY):
+            try:
+                self._files.look(vector)
+            except (OSError, RuntimeError) as error:
+                logger.warning("files of pool %r are missing: %s", self._paths.name, error)
+            if self._files.lost is not None:
+                self.failure = self._files.lost
+                return
 
     def _remove_segment(self) -> None:
         """Say that the segment is not refreshed any more, and remove its name."""
@@ -209,7 +212,7 @@ class Reign:
         while True:
             try:
                 self._check_free()
-                self._lock.clear_ready()  # first: nobody attaches to what is about to be replaced
+                self._files.lock.clear_ready()  # first: nobody attaches to what goes
                 self._vector = SharedVector(
                     self._paths.name,
                     chunk_size=self._config.chunk_size,
@@ -220,7 +223,7 @@ class Reign:
                     processes=self._config.attached,
                     replace=True,
                     owned=True,
-                    generation=self._lock.generation,
+                    generation=self._files.lock.generation,
                 )
                 break
             except PoolBusyError:
@@ -234,7 +237,7 @@ class Reign:
                     raise PoolSpawnError(
                         f"pool {self._paths.name!r} cannot be made: {error}"
                     ) from error
-            time.sleep(_TRY_EVERY)
+            nap(_TRY_EVERY)
 
     def _check_free(self) -> None:
         """PoolBusyError while the segment's owner lives: its marker stays too.
@@ -255,8 +258,8 @@ class Reign:
             name=self._paths.name,
             directory=self.vector.directory,
             lock_dir=str(self._paths.lock_dir),
-            generation=self._lock.generation,
-            seed=seed_of(self._lock.generation),
+            generation=self._files.lock.generation,
+            seed=seed_of(self._files.lock.generation),
             **self._config.for_workers(),
         )
 
@@ -291,6 +294,7 @@ class Reign:
                         f"pool {name!r} is not ready in time: "
                         f"{filled}/{slot_count} slots filled{self._cause()}"
                     )
+                check_wanted()
                 progress.update(filled)
         finally:
             progress.close(len(vector))
@@ -337,14 +341,16 @@ class Reign:
             logger.warning(
                 "the supervisor of pool %r ended (%s)", self._paths.name, status_words(status)
             )
-            if not starts.again(self._closing):
+            # Without its name nobody can attach to the segment, a further supervisor either.
+            if self._files.lost is not None or not starts.again(self._closing):
                 break
             try:
                 self._start_supervisor()
             except (OSError, PoolSpawnError) as error:
                 logger.error("the supervisor could not be started: %s", error)
         if not self._closing.is_set():
-            self.failure = f"its supervisor ended {_GIVE_UP_AFTER} times without loading anything"
+            in_vain = f"its supervisor ended {_GIVE_UP_AFTER} times without loading anything"
+            self.failure = self._files.lost or in_vain
             logger.error("pool %r is not refreshed any more: %s", self._paths.name, self.failure)
             vector.retire(_core.RETIRED_PRODUCER)
 
@@ -410,6 +416,12 @@ def _refusals_in_words(name: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise PoolSpawnError(f"pool {name!r} could not be filled: {error}") from error
+
+
+def _start_thread(call: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=call, name=f"sharedvector-{name}", daemon=True)
+    thread.start()
+    return thread
 
 
 def _within(limit: float, deadline: float | None) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from sharedvector._common import integer, level_number
+from sharedvector._common import aside, check_wanted, here_or_aside, integer, level_number
 from sharedvector._coordination import OwnerLock, PoolBusyError, PoolPaths, probe_owner
 from sharedvector._pool.config import PoolConfig, ProducerKind, ProducerSpec
 from sharedvector._pool.owner import BootstrapInterrupted, Reign
@@ -113,7 +113,7 @@ class ProducerService:
         self._reign: Reign | None = None
         self._mutex = threading.Lock()
         self._turn = Turn()
-        self._stop_asked = threading.Event()
+        self._stop_asked = False  # no Event: a handler of a signal may call stop()
 
     @property
     def name(self) -> str:
@@ -146,15 +146,17 @@ class ProducerService:
             PoolSpawnError: the segment cannot be made, or nothing can be loaded; the message has
                 the loader's own error.
         """
-        self._stop_asked.clear()
-        self._start(self._stop_asked.is_set)
+        self._stop_asked = False
+        aside(lambda: self._start(lambda: self._stop_asked))
 
     def _start(self, should_stop: Callable[[], bool]) -> None:
         with self._mutex:
             if self.started:
                 return
-            if self._reign is not None and self._wanted_generation is None:
-                self._generation = uuid.uuid4().hex
+            if self._reign is not None:
+                self._close()  # its name may be lost, and its producer run
+                if self._wanted_generation is None:
+                    self._generation = uuid.uuid4().hex
             lock = OwnerLock.try_acquire(self._paths, generation=self._generation)
             if lock is None:
                 pid = probe_owner(self._paths)[2]
@@ -165,6 +167,7 @@ class ProducerService:
             self._reign = Reign(self._paths, lock, self._config)
             try:
                 self._reign.start(should_stop=should_stop)
+                check_wanted()
             except BaseException:
                 self._close()  # when `stop` in another thread has ended it, the pool may be there
                 raise
@@ -175,8 +178,8 @@ class ProducerService:
         Harmless when not started, when repeated, and in a forked child. While another thread stops
         it, this waits until the pool is gone, at most ``producer_join_timeout`` and some seconds.
         """
-        self._stop_asked.set()
-        self._close()
+        self._stop_asked = True
+        here_or_aside(self._close)
 
     def _close(self) -> None:
         with self._turn.take(self._config.producer_join_timeout + CLOSING_LIMIT):
@@ -192,19 +195,22 @@ class ProducerService:
             PoolStalledError: the producer failed again and again and was given up.
             PoolBusyError, PoolSpawnError: as `start`.
         """
-        self._stop_asked.clear()
+        self._stop_asked = False
         with _signals() as asked:
             try:
                 try:
-                    self._start(lambda: bool(asked) or self._stop_asked.is_set())
+                    aside(lambda: self._start(lambda: bool(asked) or self._stop_asked))
                 except BootstrapInterrupted:
                     return
                 reign = self._reign
-                while reign is not None and reign.held and not asked:
+                while reign is not None and not asked:
                     if reign.failure is not None:
                         raise PoolStalledError(
-                            f"pool {self.name!r} is not refreshed any more: {reign.failure}"
+                            f"pool {self.name!r} is not refreshed any more: {reign.failure}; "
+                            "start it again"
                         )
+                    if not reign.held:
+                        return
                     time.sleep(_LOOK_EVERY)
             finally:
                 self.stop()

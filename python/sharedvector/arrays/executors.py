@@ -13,8 +13,10 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
+from sharedvector._common import Mailbox
 from sharedvector.arrays.pool_tasks import PoolTasks, has_ended, is_pool
 from sharedvector.arrays.task import Events, Job, Packer, raise_first, work
 
@@ -91,7 +93,7 @@ def run_tasks(
         BrokenExecutor: a worker was lost.
         Exception: the first one by position that a task raised.
     """
-    events = queue.SimpleQueue() if events is None else events
+    events = Mailbox() if events is None else events
     # Exceptions of tasks refer to this frame, and the lane to them: its close() breaks the circle.
     with contextlib.closing(_lane(executor, fn, len(jobs), events)) as lane:
         patience = math.inf
@@ -151,6 +153,7 @@ class _Futures:
         self._events = events
         self._futures: list[Any] = []
         self._workers: set[Any] = set()
+        self._manager: Any = None  # the thread that ends the futures of a pool of processes
         self._broken_until: float | None = None
 
     def submit(self, job: Job) -> None:
@@ -161,9 +164,26 @@ class _Futures:
         workers = getattr(self._executor, "_processes", None)
         if isinstance(workers, dict):
             self._workers.update(dict(workers).values())
+        # A shutdown makes the executor forget the thread, which still ends the futures.
+        self._manager = getattr(self._executor, "_executor_manager_thread", None) or self._manager
 
     def look(self) -> None:
-        """Every future gets an end: executors watch their workers."""
+        """Executors watch their workers and end every future, as long as their own thread lives."""
+        if self._abandoned():
+            # The thread would have done so. Left alone they wait for tasks that nobody sends, and
+            # this process waits for them when it ends.
+            for worker in self._workers:
+                worker.terminate()
+            raise BrokenProcessPool(
+                "tasks of the executor are lost: its thread that gives out tasks and takes results "
+                "has ended by an error, which was printed; make another executor"
+            )
+
+    def _abandoned(self) -> bool:
+        """Whether nobody is left who could end the futures."""
+        if self._manager is None or self._manager.is_alive():
+            return False  # asked before the futures are: a thread that ends well ends them first
+        return not all(future.done() for future in self._futures)
 
     def failed(self, index: int) -> bool:
         future = self._futures[index]
@@ -174,10 +194,13 @@ class _Futures:
             future.cancel()
 
     def running(self) -> bool:
-        if not all(future.done() for future in self._futures):
+        with contextlib.suppress(BrokenProcessPool):
+            self.look()
+        abandoned = self._abandoned()
+        if not abandoned and not all(future.done() for future in self._futures):
             return True
         # A broken executor ends its futures before its workers, and these still write to `out`.
-        if not any(isinstance(error, BrokenExecutor) for error in self._errors()):
+        if not abandoned and not any(isinstance(error, BrokenExecutor) for error in self._errors()):
             return False
         now = time.monotonic()
         if self._broken_until is None:

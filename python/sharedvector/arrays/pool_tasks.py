@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sharedvector._common import here_or_aside
 from sharedvector.arrays.shared_array import SharedArray
 from sharedvector.arrays.task import (
     Events,
@@ -103,7 +104,8 @@ class PoolTasks:
             self._break("a worker ended in the middle of a task" if living else "no worker is left")
         if now > self._news + _QUIET:
             self._news = now
-            if _stands_still(pool):
+            # Aside: an interrupt must not keep a lock of the queues, which are not ours.
+            if here_or_aside(lambda: _stands_still(pool)):
                 self._break("a worker that was killed earlier held one of its queues")
 
     def _lasts(self, what: str, true: bool, seconds: float) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from sharedvector._common import integer
+from sharedvector._common import Mailbox, integer
 from sharedvector.arrays.executors import check_executor, run_tasks, worker_count
 from sharedvector.arrays.layout import plain_array
 from sharedvector.arrays.partition import (
@@ -124,7 +123,7 @@ async def amap_slices(
     result and errors as of :func:`map_slices`.
     """
     loop = asyncio.get_running_loop()
-    events: Events = queue.SimpleQueue()
+    events: Events = Mailbox()
     ended: asyncio.Future[None] = loop.create_future()
     outcome: list[tuple[Any, BaseException | None]] = []
     context = contextvars.copy_context()

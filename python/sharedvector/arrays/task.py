@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import queue
 import threading
 import traceback
 from collections.abc import Callable
@@ -14,10 +13,12 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
+from sharedvector._common import Mailbox
+
 __all__ = ["Events", "Job", "Packer", "array_of", "in_this_process", "raise_first", "work"]
 
 
-Events: TypeAlias = queue.SimpleQueue[int | None]  # numbers of ended tasks; None: cancelled
+Events: TypeAlias = Mailbox[int | None]  # numbers of ended tasks; None: cancelled
 
 
 class Job(NamedTuple):

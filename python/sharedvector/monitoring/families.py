@@ -63,6 +63,7 @@ _POOL_GAUGES = {
     "slot_last_reads_max": "most reads of the chunk before, over the slots",
     "slots_never_replaced": "slots that still hold their first chunk",
     "slot_pending_reads_mean": "mean over the slots of the reads of the current chunk",
+    "name_lost": "1: the pool's file was removed, and nobody new can attach",
 }
 
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sharedvector._common import nap
+
 logger = logging.getLogger("sharedvector")
 
 _PATIENCE = 2.0  # seconds before anything is shown
@@ -132,7 +134,7 @@ class Waiting:
             level = logging.INFO if self._owned() else logging.WARNING
             if level >= logger.level:
                 _say(level, text)
-        time.sleep(min(self._poll_interval, left))
+        nap(min(self._poll_interval, left))
 
 
 def _say(level: int, text: str) -> None:

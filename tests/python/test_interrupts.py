@@ -1,0 +1,42 @@
+"""Exceptions from the handlers of signals: whatever line they hit, the next call works."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pool_support import HERE, run, unique
+
+VERBS = {
+    "ensure_pool": 7,
+    "pool": 9,
+    "with_ensure_pool": 11,
+    "close": 3,
+    "service": 7,
+    "share": 5,
+    "pool_loader": 5,
+}
+
+
+def interrupted(verb: str, step: int) -> int:
+    """Interrupt a call at every ``step``-th line; how many lines that were."""
+    if verb == "pool_loader":
+        pytest.importorskip("torch", reason="torch is not installed")
+    code = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    script = str(HERE / "interrupts.py")
+    status, out, err = run(code, script, verb, str(step), unique(verb), seconds=300)
+    told = re.fullmatch(r"tried (\d+)\n", out)
+    assert status == 0 and told is not None, out + err
+    assert "Exception ignored" not in err and "Traceback" not in err
+    return int(told[1])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_some_lines(verb: str) -> None:
+    assert interrupted(verb, VERBS[verb]) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_line(verb: str) -> None:
+    assert interrupted(verb, 1) >= 10
