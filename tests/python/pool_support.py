@@ -444,14 +444,10 @@ def workers(supervisor: int | None = None) -> list[int]:
 
 
 def deaf(pid: int) -> bool:
-    """Whether a worker blocks SIGTERM: `Stubborn` does so where it hangs.
-
-    One that starts does so too, with SIGCHLD.
-    """
+    """Whether a process blocks SIGTERM: `Stubborn` does so where it hangs."""
     with contextlib.suppress(OSError):
         (blocked,) = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-        bits = [int(blocked, 16) >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGCHLD)]
-        return bits == [1, 0]
+        return bool(int(blocked, 16) >> (signal.SIGTERM - 1) & 1)
     return False
 
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 import os
 import sys
 from _signal import (  # type: ignore[import-not-found]
+    SIG_BLOCK,
+    SIG_UNBLOCK,
     SIGCHLD,
     SIGTERM,
+    pthread_sigmask,
 )
 
 _THIS = os.path.abspath(__file__)
@@ -29,12 +32,12 @@ def start_worker(first: int, parcel_fd: int, events_fd: int, limit: float) -> in
         limit: seconds that the worker may take to end once its guard is told to (SIGTERM).
     """
     arguments = map(str, (parcel_fd, events_fd, first, os.getpid(), limit))
-    # The owner may block what it likes; the guard and the worker take these two when they can.
+    # This process starts with SIGTERM blocked, and the owner may block what it likes.
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-P", _THIS, "worker", *arguments],
         _ENVIRONMENT,
-        setsigmask=(SIGCHLD, SIGTERM),
+        setsigmask=(),
     )
 
 
@@ -89,8 +92,11 @@ def be_worker(parcel_fd: int, events_fd: int, first: int, supervisor: int, limit
     """
     take_import_path(parcel_fd)
     this = os.getpid()
+    pthread_sigmask(SIG_BLOCK, (SIGCHLD, SIGTERM))  # the guard takes them one by one
     worker = os.fork()
     if worker == 0:
+        # Until it has something to close, SIGTERM ends it where it is.
+        pthread_sigmask(SIG_UNBLOCK, (SIGCHLD, SIGTERM))
         from sharedvector._producer.worker import work
 
         return work(parcel_fd, events_fd, first, this, limit)

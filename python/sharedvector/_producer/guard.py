@@ -18,10 +18,13 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Collection
-from typing import NoReturn
 
 from sharedvector.lifecycle import install_parent_death_signal
+
+TYPE_CHECKING = False  # its worker starts meanwhile: what a guard imports delays the first chunk
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import NoReturn
 
 _ORPHAN_LIMIT = 5.0  # seconds that a worker gets when its supervisor is dead
 _LAST_CHANCE = 1.0  # seconds that what a worker has left gets between SIGTERM and SIGKILL

@@ -267,7 +267,6 @@ def work(parcel_fd: int, events_fd: int, first: int, guard: int, limit: float) -
     stop = _Stop()
     with contextlib.suppress(Stopped):
         signal.signal(signal.SIGTERM, stop.on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
         for fd in (parcel_fd, events_fd):
             os.set_inheritable(fd, False)
         leaving.status = _work(parcel_fd, events_fd, first, stop, leaving)
