@@ -1,6 +1,6 @@
 """A pool of array chunks in shared memory: one producer per node, any number of readers.
 
-Importing this package needs NumPy alone. torch, zarr and tqdm are imported by the parts that use
+The package needs NumPy and cloudpickle. torch, zarr and tqdm are imported by the parts that use
 them, when they are used. Every name here is imported at its first use, NumPy with it: the processes
 that feed a pool start in half the time.
 """
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
         DataModifiedError,
         FormatError,
         InUseError,
-        MemoryError,
         OutOfMemoryError,
         PoolStalledError,
         Reservation,
         SharedVector,
         remove_shared_memory,
     )
+    from sharedvector.vector import MemoryError as MemoryError
 
 __all__ = [
     "ArraySizeError",
@@ -71,7 +71,6 @@ __all__ = [
     "InUseError",
     "LifecycleGuard",
     "Loader",
-    "MemoryError",
     "NumpyLoader",
     "OutOfMemoryError",
     "OwnerLock",
@@ -139,6 +138,17 @@ class _Package(ModuleType):
     function.
     """
 
+    @property
+    def __all__(self) -> list[str]:
+        """What ``import *`` takes: not what needs torch, where torch is not installed."""
+        names: list[str] = vars(self)["__all__"]
+        try:
+            missing = import_module("importlib.util").find_spec("torch") is None
+        except ValueError:  # somebody keeps it from being imported
+            missing = True
+        without = _HOMES[".training"].split() if missing else []
+        return [name for name in names if name not in without]
+
     def __setattr__(self, name: str, value: object) -> None:
         if name in __all__ and isinstance(value, ModuleType):
             return
@@ -146,7 +156,8 @@ class _Package(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    # Not in __all__, as `import *` should not hide the builtin, which it is derived from.
+    if name in __all__ or name == "MemoryError":
         return _lazy_name(name)
     submodule = f"{__name__}.{name}"
     if not name.startswith("__"):

@@ -395,6 +395,21 @@ def test_pool_is_the_function_however_it_is_imported(first: str) -> None:
     assert run_python(code).strip() == "True True"
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_import_star_needs_no_torch_and_hides_no_builtin(missing: bool) -> None:
+    if not missing:
+        pytest.importorskip("torch", reason="torch is not installed")
+    code = (
+        "import builtins, sys\n"
+        f"if {missing}: sys.modules['torch'] = None\n"
+        "from sharedvector import *\n"
+        "import sharedvector\n"
+        "print(MemoryError is builtins.MemoryError, 'PoolLoader' in globals())\n"
+        "print(issubclass(sharedvector.MemoryError, MemoryError), SharedVector.__name__)"
+    )
+    assert run_python(code).split("\n") == [f"True {not missing}", "True SharedVector", ""]
+
+
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         sharedvector.nonsense  # noqa: B018
