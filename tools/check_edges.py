@@ -163,7 +163,9 @@ def judge_edge(edge: Edge, accesses: list[Access]) -> Iterator[str]:
 def check(table: Path, source: Path) -> tuple[int, list[str]]:
     """The number of accesses, and everything that is wrong."""
     edges = read_table(table)
-    rules = set(re.findall(r"(?:\*\*|^- )([IPWARFVSOBC][0-9]+)\b", table.read_text(), re.MULTILINE))
+    rules = set(
+        re.findall(r"(?:\*\*|^- )([IPWARFVSOBCN][0-9]+)\b", table.read_text(), re.MULTILINE)
+    )
     accesses = [
         access
         for path in sorted((*source.glob("*.c"), *source.glob("*.h")))

@@ -535,7 +535,7 @@ SV_API SV_MUST_CHECK int sv_gather(sv_segment *segment, const uint32_t *slots, s
  * Effect    Nobody sees or takes the buffer until sv_publish(), sv_publish_next() or sv_cancel().
  * Returns   SV_EINUSE nothing became free within timeout_ns; err names the processes that hold
  *           pins. The pins of dead processes are given back first. SV_EFORMAT, SV_ECLOSED, SV_ESYS.
- * Concurrency  Lock-free while a buffer is free; else polls. Edges E3-E6.
+ * Concurrency  Lock-free while a buffer is free; else sleeps until one is (rule N4). Edges E3-E6.
  * Python    SharedVector.reserve
  */
 SV_API SV_MUST_CHECK int sv_reserve(sv_segment *segment, uint64_t timeout_ns,

@@ -14,8 +14,6 @@
 #include "row.h"
 #include "stats.h"
 
-#define EVENT_PAUSE_NS UINT64_C(1000000)
-
 /* The half of the word that the kernel compares. */
 static const void *
 event_futex(const svi_word *word)
@@ -39,7 +37,8 @@ svi_event_arm(unsigned char *rw, enum svi_event event)
 bool
 svi_event_sleep(unsigned char *rw, enum svi_event event, uint64_t armed, uint64_t limit_ns)
 {
-    uint64_t slice = limit_ns < SVI_EVENT_SLICE_NS ? limit_ns : SVI_EVENT_SLICE_NS;
+    uint64_t most = event == SVI_EVENT_FREE ? SVI_EVENT_FREE_SLICE_NS : SVI_EVENT_SLICE_NS;
+    uint64_t slice = limit_ns < most ? limit_ns : most;
     const svi_word *word = &svi_header_at(rw)->h_events[event];
     return svi_os_futex_wait(event_futex(word), (uint32_t)armed, slice) != -ETIMEDOUT;
 }
@@ -106,7 +105,7 @@ event_wait_mapped(svi_mapping *m, unsigned char *rw, event_wait *wait, uint64_t 
             return status;
         }
         if (woken) {
-            svi_os_sleep_ns(EVENT_PAUSE_NS); /* so that wakers pay once in a millisecond at most */
+            svi_os_sleep_ns(SVI_EVENT_PAUSE_NS);
         }
         uint64_t armed = svi_event_arm(rw, wait->event);
         woken = false;

@@ -31,7 +31,7 @@
 #define SVI_LOCK_SHARED (SVI_LOCK_BASE + (1 << 20)) /* + row, read: children share the row */
 
 /* What others can sleep for. */
-enum svi_event { SVI_EVENT_CHANGED = 0, SVI_EVENT_FILLED = 1, SVI_EVENTS = 8 };
+enum svi_event { SVI_EVENT_CHANGED = 0, SVI_EVENT_FILLED = 1, SVI_EVENT_FREE = 2, SVI_EVENTS = 8 };
 #define SVI_EVENT_SLEEPERS UINT64_C(1)
 
 enum svi_kind { SVI_KIND_VECTOR = 0, SVI_KIND_BLOCK = 1 };
@@ -90,7 +90,7 @@ typedef struct svm_header {
     char h_pad6[16];
     svi_word h_counters[SV_COUNTER_COUNT];
     svi_word h_hints[SVI_HINTS];   /* buffer + 1 that was displaced, or 0; hints, no proof */
-    svi_word h_events[SVI_EVENTS]; /* lower half: bit 0 somebody sleeps, wakes (rules N1-N3; 1.1) */
+    svi_word h_events[SVI_EVENTS]; /* lower half: bit 0 somebody sleeps, wakes (rules N1-N4; 1.1) */
     char h_pad7[SVI_PAGE - 1536 - SVI_EVENTS * 8];
 } svm_header;
 

@@ -13,6 +13,7 @@
 #include "array.h"
 #include "block.h"
 #include "error.h"
+#include "event.h"
 #include "fork.h"
 #include "row.h"
 
@@ -48,6 +49,21 @@ pin_describe(const svi_mapping *m, uint32_t buffer, sv_view *view)
     view->ndim = ndim;
     view->array_count = count;
     return 0;
+}
+
+/* A writer sleeps until a buffer is free. Without the pin the header may be unmapped at any moment: the
+ * look at its word counts as one (V2, N4). */
+static void
+pin_take_back_and_tell(svi_mapping *m, svi_word *cell, uint64_t amount)
+{
+    const svi_look look = {.m = m, .probe = -1};
+    unsigned char *rw = NULL;
+    svi_add_seq(&m->looking, 1);                 /* E12: before the pin goes */
+    uint64_t before = svi_sub_seq(cell, amount); /* E10, E12, E15 */
+    if (svi_cell_pins(before) == 1 && svi_writable(m, &rw, NULL) == 0) {
+        svi_event_tell(rw, SVI_EVENT_FREE);
+    }
+    svi_look_end(&look);
 }
 
 int
@@ -86,7 +102,11 @@ svi_pin_buffer(svi_mapping *m, uint32_t slot, uint64_t amount, uint32_t *buffer)
             *buffer = b;
             return 0;
         }
-        (void)svi_sub_seq(&cells[b], amount); /* E10 */
+        if (__builtin_expect(svi_event_is_awaited(m, SVI_EVENT_FREE), 0)) {
+            pin_take_back_and_tell(m, &cells[b], amount);
+        } else {
+            (void)svi_sub_seq(&cells[b], amount); /* E10 */
+        }
         SVI_STEP("pin.undone");
     }
     return SV_EMODIFIED;
@@ -99,6 +119,11 @@ svi_unpin_buffer(svi_mapping *m, uint32_t buffer)
     if (cells == NULL || buffer >= m->g.buffer_count ||
         svi_cell_pins(svi_load_relaxed(&cells[buffer])) == 0) { /* P4, relaxed: own cell */
         return; /* a cell without pins refuses: it belongs to somebody who forgot to pin */
+    }
+    if (__builtin_expect(svi_event_is_awaited(m, SVI_EVENT_FREE), 0)) {
+        pin_take_back_and_tell(m, &cells[buffer], SVI_PIN);
+        SVI_STEP("unpin.done");
+        return;
     }
     (void)svi_sub_seq(&cells[buffer], SVI_PIN); /* E10: reads stay before it; E12 */
     SVI_STEP("unpin.done");
@@ -173,6 +198,7 @@ sv_unpin_waits(const sv_view *view)
     /* Hints. While the view is pinned its header is mapped. */
     return m != NULL && view->state_ >= m->views_since &&
            (svi_load_relaxed(&m->closing) != 0 || /* E11, relaxed: a hint */
+            svi_event_is_awaited(m, SVI_EVENT_FREE) ||
             (m->g.kind == SVI_KIND_BLOCK && svi_block_is_removed(m)));
 }
 

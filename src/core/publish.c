@@ -233,6 +233,7 @@ sv_publish(sv_reservation *reservation, uint32_t slot, sv_error *err)
     }
     svi_hint(rw, old.buffer);
     svi_event_tell(rw, SVI_EVENT_CHANGED); /* while the reservation keeps the map */
+    svi_event_tell(rw, SVI_EVENT_FREE);
     svi_reservation_end(m, reservation);
     return 0;
 }

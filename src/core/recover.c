@@ -32,6 +32,7 @@ svi_row_clean(const svi_mapping *m, unsigned char *rw, uint32_t row)
     }
     svi_store_seq(&r->r_state, SVI_ROW_FREE); /* E7 */
     SVI_STEP("recover.freed");
+    svi_event_tell(rw, SVI_EVENT_FREE);
 }
 
 bool

@@ -10,12 +10,10 @@
 #include <stdlib.h>
 
 #include "error.h"
+#include "event.h"
 #include "fork.h"
 #include "os.h"
 #include "row.h"
-
-#define POLL_FIRST_NS UINT64_C(20000)
-#define POLL_LAST_NS UINT64_C(10000000)
 
 /* Reservations that this process ever made; a forked child goes on from its parent's. */
 static svi_word reserve_numbers;
@@ -194,6 +192,47 @@ reservation_numbers(svi_mapping *m, int *status, sv_error *err)
     return numbers;
 }
 
+static bool
+reserve_take_free(const svi_mapping *m, unsigned char *rw, uint32_t row, uint32_t *buffer)
+{
+    return reserve_take_hinted(m, rw, row, buffer) || reserve_take_walking(m, rw, row, buffer);
+}
+
+/* Sleep until a buffer is free (rules N1, N4), and look for the dead whenever a sleep ends by itself. */
+static int
+reserve_wait(svi_mapping *m, unsigned char *rw, uint32_t row, uint64_t timeout_ns, uint32_t *buffer,
+             sv_error *err)
+{
+    uint64_t started = svi_os_monotonic_ns();
+    for (bool woken = false;;) {
+        int status = svi_rows_check(m, "reserve", err);
+        if (status != 0) {
+            return status; /* no buffer will ever look free */
+        }
+        uint32_t rows = 0;
+        /* When recovering fails, others may still give buffers back: go on waiting. */
+        if (!woken && svi_recover(m, SVI_ANY_BUFFER, &rows, NULL) == 0 && rows != 0 &&
+            reserve_take_free(m, rw, row, buffer)) {
+            return 0;
+        }
+        uint64_t waited = svi_os_monotonic_ns() - started;
+        if (waited >= timeout_ns) {
+            return reserve_fail_none_free(m, waited, err);
+        }
+        uint64_t armed = svi_event_arm(rw, SVI_EVENT_FREE);
+        if (reserve_take_free(m, rw, row, buffer)) { /* E15 */
+            return 0;
+        }
+        woken = svi_event_sleep(rw, SVI_EVENT_FREE, armed, timeout_ns - waited);
+        if (reserve_take_free(m, rw, row, buffer)) {
+            return 0;
+        }
+        if (woken) {
+            svi_os_sleep_ns(SVI_EVENT_PAUSE_NS);
+        }
+    }
+}
+
 int
 sv_reserve(sv_segment *segment, uint64_t timeout_ns, sv_reservation *reservation, sv_error *err)
 {
@@ -217,29 +256,9 @@ sv_reserve(sv_segment *segment, uint64_t timeout_ns, sv_reservation *reservation
     if (numbers == NULL) {
         return status;
     }
-    uint64_t started = svi_os_monotonic_ns();
-    uint64_t pause = POLL_FIRST_NS;
-    bool recovered = false;
-    while (!reserve_take_hinted(m, rw, row, &buffer) &&
-           !reserve_take_walking(m, rw, row, &buffer)) {
-        uint64_t waited = svi_os_monotonic_ns() - started;
-        if ((status = svi_rows_check(m, "reserve", err)) != 0) {
-            return status; /* no buffer will ever look free */
-        }
-        /* The first time, and again now and then, look for the dead. */
-        if (!recovered || pause == POLL_LAST_NS) {
-            uint32_t rows = 0;
-            recovered = true;
-            /* When recovering fails, others may still give buffers back: go on waiting. */
-            if (svi_recover(m, SVI_ANY_BUFFER, &rows, NULL) == 0 && rows != 0) {
-                continue;
-            }
-        }
-        if (waited >= timeout_ns) {
-            return reserve_fail_none_free(m, waited, err);
-        }
-        svi_os_sleep_ns(pause < timeout_ns - waited ? pause : timeout_ns - waited);
-        pause = pause * 2 < POLL_LAST_NS ? pause * 2 : POLL_LAST_NS;
+    if (!reserve_take_free(m, rw, row, &buffer) &&
+        (status = reserve_wait(m, rw, row, timeout_ns, &buffer, err)) != 0) {
+        return status;
     }
     uint64_t number = svi_add_seq(&reserve_numbers, 1) + 1; /* counter of this process */
     svi_store_relaxed(&numbers[buffer], number);            /* relaxed: of this process (W7) */
@@ -352,6 +371,7 @@ sv_cancel(sv_reservation *reservation)
         svi_store_seq(&svi_buffer_at(m, rw, reservation->buffer_)->b_writer, 0); /* E6 */
         SVI_STEP("cancel.released");
         svi_hint(rw, reservation->buffer_);
+        svi_event_tell(rw, SVI_EVENT_FREE); /* while the reservation keeps the map */
     }
     svi_reservation_end(m, reservation);
 }

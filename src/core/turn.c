@@ -8,6 +8,7 @@
  * Nothing here bears a proof: a pin that comes after the look keeps the old chunk, as ever (W2).
  */
 #include "error.h"
+#include "event.h"
 #include "os.h"
 #include "reserve.h"
 #include "row.h"
@@ -16,7 +17,6 @@
 #define TURN_LOOKED_AT 4096 /* so that a look around a huge pool takes no more than milliseconds */
 #define TURN_WATCHED_ROWS 64
 #define TURN_LOOK_SHARE 20
-#define TURN_PAUSE_NS UINT64_C(1000000)
 #define TURN_UNREAD_NS UINT64_C(100000000) /* reading wakes nobody */
 #define TURN_WATCH_NS UINT64_C(100000000)
 
@@ -97,13 +97,18 @@ turn_range_of(const svi_mapping *m, unsigned char *rw, sv_turn *turn, sv_counter
     return range;
 }
 
-/* Until somebody may have dropped a view, or read something. A look around takes a twentieth of the
- * time at most. */
+/* Until somebody may have dropped a view (rule N4), or read something. A look around takes a twentieth of
+ * the time at most. */
 static void
-turn_pause(turn_result result, uint64_t look_ns, uint64_t left_ns)
+turn_pause(unsigned char *rw, turn_result result, uint64_t armed, uint64_t look_ns,
+           uint64_t left_ns)
 {
     uint64_t pause = result == TURN_UNREAD ? TURN_UNREAD_NS : look_ns * TURN_LOOK_SHARE;
-    pause = pause < TURN_PAUSE_NS ? TURN_PAUSE_NS : pause;
+    if (result != TURN_UNREAD && armed != 0 &&
+        !svi_event_sleep(rw, SVI_EVENT_FREE, armed, left_ns)) {
+        return; /* nobody gave anything back: it has slept long enough */
+    }
+    pause = pause < SVI_EVENT_PAUSE_NS ? SVI_EVENT_PAUSE_NS : pause;
     svi_os_sleep_ns(pause < left_ns ? pause : left_ns);
 }
 
@@ -213,6 +218,7 @@ sv_publish_turn(sv_reservation *reservation, sv_turn *turn, uint32_t *slot, sv_e
     int status = svi_reservation_check(reservation, "publish", &m, &rw, err);
     uint64_t started = svi_os_monotonic_ns();
     uint64_t recovered = 0;
+    uint64_t armed = 0; /* 0 at the first look: most find something */
     while (status == 0) {
         turn_result result = TURN_UNREAD;
         uint64_t looked = svi_os_monotonic_ns();
@@ -235,7 +241,8 @@ sv_publish_turn(sv_reservation *reservation, sv_turn *turn, uint32_t *slot, sv_e
             }
         }
         if (now - started < turn->timeout_ns) {
-            turn_pause(result, now - looked, turn->timeout_ns - (now - started));
+            turn_pause(rw, result, armed, now - looked, turn->timeout_ns - (now - started));
+            armed = svi_event_arm(rw, SVI_EVENT_FREE); /* before the next look */
         }
         if (svi_os_monotonic_ns() - started >= turn->timeout_ns) {
             return turn_fail(m, result, now - started, err);

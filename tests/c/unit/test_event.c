@@ -1,4 +1,4 @@
-/* Waiting for slots that are filled and for slots that change: nobody polls, no wake is lost. */
+/* Waiting for filled slots, changed slots and free buffers: nobody polls, no wake is lost. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -127,6 +127,53 @@ an_event_without_a_wake_costs_a_slice(void)
     world_drop(segment);
 }
 
+/* ---- free buffers -------------------------------------------------------------------------- */
+
+static int
+reserve_when_told(void *argument)
+{
+    sv_segment *segment = world_open(argument, NULL, SV_OPEN_ATTACH);
+    sv_reservation reservation;
+    (void)world_await(&world_flags[FLAG_READY], 1);
+    EQ(sv_reserve(segment, world_limit_ns(20), &reservation, NULL), 0);
+    sv_cancel(&reservation);
+    return sv_segment_close(segment, NULL);
+}
+
+/* A writer sleeps until a reservation is cancelled, and until the last view of a chunk is dropped. */
+static void
+a_free_buffer_wakes_a_writer(void)
+{
+    const char *name = world_name("free");
+    sv_segment *segment = world_segment(name, 4); /* of 4, with 2 spare buffers */
+    const svi_word *word = word_of(segment, SVI_EVENT_FREE);
+    sv_reservation first, second;
+    sv_view view;
+    EQ(sv_reserve(segment, 0, &first, NULL), 0);
+    EQ(sv_reserve(segment, 0, &second, NULL), 0);
+    world_flags_clear();
+    pid_t pid = world_fork(reserve_when_told, (void *)(uintptr_t)name);
+    svi_store_seq(&world_flags[FLAG_READY], 1);
+    (void)world_await(word, SVI_EVENT_SLEEPERS);
+    sv_cancel(&second);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    EQ(svi_load_relaxed(word) >> 1, 1); /* by a wake: a slice that ends counts nothing */
+
+    world_flags_clear();
+    pid = world_fork(reserve_when_told,
+                     (void *)(uintptr_t)name); /* before the pin: it inherits none */
+    EQ(sv_pin(segment, 0, &view), 0);
+    EQ(world_publish(segment, 0, 50), 0); /* the view keeps the buffer that this displaces */
+    svi_store_seq(&world_flags[FLAG_READY], 1);
+    (void)world_await(word, (UINT64_C(1) << 1) | SVI_EVENT_SLEEPERS);
+    sv_unpin(&view);
+    EQ(world_wait(pid, WORLD_WAIT_MS), 0);
+    EQ(svi_load_relaxed(word) >> 1, 2);
+    sv_cancel(&first);
+    world_audit(segment, 0, 0);
+    world_drop(segment);
+}
+
 /* ---- what ends a wait ---------------------------------------------------------------------- */
 
 typedef struct waiter {
@@ -185,6 +232,7 @@ main(void)
     RUN(sleepers_are_woken);
     RUN(a_killed_sleeper_costs_one_wake);
     RUN(an_event_without_a_wake_costs_a_slice);
+    RUN(a_free_buffer_wakes_a_writer);
     RUN(a_retired_pool_ends_a_wait);
     RUN(a_closed_handle_ends_a_wait);
     return world_end();
