@@ -487,6 +487,7 @@ def test_an_interrupt_while_blocks_are_made_leaves_none() -> None:
         import signal, sys
         import numpy as np
         import sharedvector
+        from sharedvector.arrays import attachments
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
         data = np.ones(1 << 18)
         try:
@@ -495,7 +496,7 @@ def test_an_interrupt_while_blocks_are_made_leaves_none() -> None:
                 sharedvector.share(data, prefix=sys.argv[1]).close()
         except KeyboardInterrupt:
             pass  # while it is handled, its traceback keeps what was made
-        print(len(sharedvector.arrays.attachments.made()))
+        print(len(attachments.made()))
     """
     for delay in itertools.islice(itertools.accumulate(itertools.repeat(0.0137)), 4):
         process = start(code, PREFIX)
