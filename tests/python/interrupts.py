@@ -86,14 +86,12 @@ class Verbs:
             assert handle.is_owner
 
     def with_ensure_pool(self, tried: Any) -> None:
-        handle = None
         try:
             with tried, self._ensure() as handle:
                 assert handle.is_owner
         except Alarm:
-            # Between two lines of the user nobody can tell whether there will be a block.
-            if handle is not None:
-                handle.close()
+            # Between a call and its block nobody can tell that there will be one: it stays open.
+            self._ensure().close()
             raise
 
     def close(self, tried: Any) -> None:

@@ -727,6 +727,23 @@ def test_a_thread_does_not_wait_longer_than_it_was_told(tmp_path: Path) -> None:
     assert files(name) == []
 
 
+def test_an_interrupted_import_of_the_caller_does_not_hold_up_the_end() -> None:
+    """An exception in the middle of an import may leave the module locked for all other threads."""
+    code = """
+        import importlib, sys
+        from pool_support import spec
+        from sharedvector import ensure_pool
+        from sharedvector._pool import api
+        handle = ensure_pool(sys.argv[1], 2, producer=spec(), ready_timeout=50)
+        importlib._bootstrap._get_module_lock("colorsys").acquire()
+        api.collect_stats = lambda vector: importlib.import_module("colorsys")
+        handle.close()
+        print(handle.stats().__name__)
+    """
+    status, out, err = run(code, unique("import"))
+    assert (status, out) == (0, "colorsys\n"), err
+
+
 def test_after_close_a_new_pool_can_be_made() -> None:
     name = unique("again")
     first = ensure_pool(name, 2, producer=spec(), ready_timeout=50)

@@ -111,13 +111,15 @@ class Work(Generic[T]):
 
     Args:
         call: what to do. `check_wanted`, `nap` and `in_caller` in it refer to this work.
+        attended: whether the thread that makes this will wait for it.
     """
 
-    def __init__(self, call: Callable[[], T]) -> None:
+    def __init__(self, call: Callable[[], T], attended: bool = True) -> None:
         self._call: Callable[[], T] | None = call
         self._context = contextvars.copy_context()
         self._questions = _questions()
         self._caller = threading.get_ident()
+        self._attended = attended
         self._answering = False
         self._outcome: list[Any] = []
         self._failed = False
@@ -212,6 +214,8 @@ class Work(Generic[T]):
 
     def ask(self, question: Callable[[], A]) -> A:
         """Let the waiting thread make a call. What it raises is raised there and abandons this."""
+        if not self._attended:
+            return question()
         answers: Mailbox[A] = Mailbox()
 
         def answer() -> None:
@@ -280,7 +284,7 @@ def here_or_aside(call: Callable[[], T]) -> T:
 def leave_aside(call: Callable[[], object]) -> None:
     """Have a call made and do not wait for it: for finalisers, which interrupt anything."""
     with contextlib.suppress(NoThreadError):
-        Work(call).start()
+        Work(call, attended=False).start()
 
 
 def check_wanted() -> None:
@@ -300,8 +304,9 @@ def nap(seconds: float) -> None:
 def in_caller(call: Callable[[], T]) -> T:
     """Make a call in the thread that waits for this call of `aside`; elsewhere at once.
 
-    That is where code of the user belongs: it may be bound to its thread, or need a module that
-    the thread is importing.
+    That is where code of the user belongs, and whatever may import: it may be bound to its thread,
+    or need a module that the thread is importing, or was until an interrupt; the lock of such a
+    module is kept for all other threads.
     """
     work = current_work()
     return call() if work is None else work.ask(call)

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from sharedvector._common import aside, check_wanted, here_or_aside, integer, seconds
+from sharedvector._common import aside, check_wanted, here_or_aside, in_caller, integer, seconds
 from sharedvector._coordination import OwnerLock, PoolPaths, attach
 from sharedvector._pool.config import PoolConfig, ProducerSpec
 from sharedvector._pool.election import check_wishes, elect, follow
@@ -160,8 +160,9 @@ class PoolHandle:
         with self._turn.take(limit):
             try:
                 if self._vector is not None:
+                    vector = self._vector
                     with contextlib.suppress(Exception):  # a damaged pool has to be closed too
-                        self._last_stats = collect_stats(self._vector)
+                        self._last_stats = in_caller(lambda: collect_stats(vector))
                     self._vector = None
                 if self._reign is not None:
                     self._reign.close()
@@ -257,7 +258,7 @@ def ensure_pool(
         handle = _open(
             use, name, slot_count, producer, mode, ready_timeout, poll_interval, lock_dir
         )
-        use.handle = None  # it stays
+        use.stays = True
         return handle
     except BaseException:
         use.leave()

@@ -85,9 +85,11 @@ class Use(Generic[H]):
 
     Attributes:
         handle: set by the thread that has found or made it; None again when this has left.
+        stays: dropping it does not end it.
     """
 
     handle: H | None = None
+    stays = False
 
     def __init__(self, registry: Registry[H], block: bool) -> None:
         self.block = block
@@ -111,7 +113,7 @@ class Use(Generic[H]):
             leave_aside(handle.close)
 
     def __del__(self) -> None:
-        if self.handle is not None:
+        if self.handle is not None and not self.stays:
             self.drop()
 
 
