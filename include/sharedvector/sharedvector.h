@@ -413,7 +413,7 @@ SV_API SV_MUST_CHECK int sv_segment_open(const char *name, const sv_options *opt
  * Effect    The last handle of the process gives its row back. While views are alive the memory
  *           stays mapped until the last of them is unpinned; they remain valid.
  *           A closed handle is refused (SV_ECLOSED) until 1,024 others have been closed after it;
- *           from then on its memory may be a new handle.
+ *           then its memory is freed.
  * Returns   SV_EINUSE while a reservation made in this process is open: the handle stays open.
  *           SV_EINVAL for NULL and for a handle that is closed.
  * Concurrency  A call that another thread has begun with the handle may still come to its end; none

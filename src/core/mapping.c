@@ -410,26 +410,13 @@ static sv_segment *handles_oldest;
 static sv_segment *handles_newest;
 static uint32_t handles_closed;
 
-static sv_segment *
-mapping_take_handle(void)
-{
-    sv_segment *segment = handles_oldest;
-    if (handles_closed <= SVI_HANDLES_KEPT) {
-        return calloc(1, sizeof *segment);
-    }
-    handles_oldest = segment->next;
-    handles_closed--;
-    return segment;
-}
-
 int
 svi_mapping_handle(svi_mapping *m, sv_segment **out, sv_error *err)
 {
-    sv_segment *segment = mapping_take_handle();
+    sv_segment *segment = calloc(1, sizeof *segment);
     if (segment == NULL) {
         return svi_fail(err, SV_ENOMEM, ENOMEM, "attach", "no memory for a handle");
     }
-    segment->next = NULL;
     atomic_store_explicit(&segment->mapping, m, memory_order_relaxed); /* as in svi_mapping_of */
     m->handles++;
     svi_row_show_handles(m);
@@ -449,7 +436,12 @@ svi_mapping_unhandle(svi_mapping *m, sv_segment *segment)
         handles_newest->next = segment;
     }
     handles_newest = segment;
-    handles_closed++;
+    if (++handles_closed > SVI_HANDLES_KEPT) {
+        sv_segment *oldest = handles_oldest;
+        handles_oldest = oldest->next;
+        handles_closed--;
+        free(oldest);
+    }
     m->handles--;
     svi_row_show_handles(m);
 }

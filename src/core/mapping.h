@@ -84,8 +84,8 @@ typedef struct svi_mapping {
 #define SVI_CLOSED UINT64_C(1) /* the last handle is gone, views are not */
 #define SVI_SHARED UINT64_C(2) /* pins were left in the row for children (rule F3) */
 
-/* A handle. Its memory is never freed, so that whoever uses a closed one, also beside the thread that
- * closes it, reads NULL; it becomes another handle when SVI_HANDLES_KEPT more have been closed. */
+/* A handle. Its memory outlives its close, so that whoever uses a closed one, also beside the thread that
+ * closes it, reads NULL; it is freed when SVI_HANDLES_KEPT more have been closed. */
 struct sv_segment {
     _Atomic(svi_mapping *) mapping; /* NULL: closed */
     struct sv_segment *next;        /* closed, the oldest first; process lock */

@@ -148,11 +148,13 @@ svi_rows_look(const svi_mapping *m, uint32_t *high)
     if (mark > seen) {
         const void *rows = svi_row(m, (uint32_t)seen);
         int status = svi_os_prefault_read((void *)(uintptr_t)rows, (mark - seen) * m->g.row_stride);
-        if (status != 0 && status != -EINVAL) { /* before Linux 5.14 nobody can tell */
+        if (status == -EFAULT) { /* reading there would be a SIGBUS */
             *high = (uint32_t)seen;
             return false;
         }
-        svi_max_seq(known, mark); /* counter of this process */
+        if (status == 0 || status == -EINVAL) { /* before Linux 5.14 nobody can tell */
+            svi_max_seq(known, mark);           /* counter of this process */
+        }
     }
     *high = (uint32_t)mark;
     return true;
