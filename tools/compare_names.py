@@ -102,6 +102,9 @@ def record_names(recorder: Recorder) -> None:
     for info in pkgutil.iter_modules(sharedvector.__path__):
         if info.name.startswith("_"):
             continue
-        module = importlib.import_module(f"sharedvector.{info.name}")
+        try:
+            module = importlib.import_module(f"sharedvector.{info.name}")
+        except ImportError:
+            continue  # it needs an optional library that neither environment has
         recorder.fact(f"names.{info.name}:module", {"all": hasattr(module, "__all__")})
         record_module(recorder, f"{info.name}:", module)
