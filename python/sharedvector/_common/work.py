@@ -38,7 +38,6 @@ __all__ = [
 
 T = TypeVar("T")
 A = TypeVar("A")
-Questions: TypeAlias = "Mailbox[Callable[[], object] | None]"
 
 # Seconds.
 _LOOK_EVERY = 1.0  # an exception may have swallowed what it waits for
@@ -104,6 +103,9 @@ class Mailbox(Generic[T]):
             if left <= 0:
                 raise queue.Empty
             self._bell.acquire(timeout=min(left, _LOOK_EVERY))
+
+
+Questions: TypeAlias = Mailbox[Callable[[], object] | None]
 
 
 class Work(Generic[T]):
