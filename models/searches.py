@@ -118,7 +118,7 @@ SEARCHES = [
     Search("close: 2 views, 1 handle, 2 rounds", "close.pml", ""),
     Search("close: 3 views, 1 handle, 2 rounds", "close.pml", "-DNTHREADS=3", quick=False),
     Search("owner: 2 candidates, supervisors, a follower", "owner.pml", ""),
-    Search("owner: names are removed behind the living", "owner.pml", RUDE),
+    Search("owner: names are removed behind the living", "owner.pml", RUDE, quick=False),
     Search(
         "owner: 3 candidates, supervisors, a follower",
         "owner.pml",
