@@ -30,7 +30,7 @@ C_FILES = $(shell find include src tests tools examples -name '*.[ch]' 2>/dev/nu
 # One installation at a time: pip does not expect company in a folder.
 .NOTPARALLEL:
 .PHONY: help demo test compare bench check lint format tidy ctest asan tsan valgrind fault fuzz \
-	torture chaos mutants model rc11 coverage wheel clean distclean
+	torture chaos interrupts mutants model rc11 coverage wheel clean distclean
 
 help:
 	@echo 'make demo      train on a Zarr database of brain volumes, two ranks, one pool'
@@ -46,6 +46,7 @@ help:
 	@echo 'make fault     killed at every step, and every system call failing, for every verb'
 	@echo 'make torture   kill -9 at random for TORTURE_SECONDS (60); SEED=n repeats'
 	@echo 'make chaos     ranks, workers, producers and owners killed at random for CHAOS_SECONDS (600)'
+	@echo 'make interrupts  an exception from a signal handler at every line of the verbs (an hour)'
 	@echo 'make fuzz      hostile segments for FUZZ_SECONDS (60); libFuzzer where clang is'
 	@echo 'make asan      C tests and extension under AddressSanitizer and UBSan'
 	@echo 'make tsan      C tests under ThreadSanitizer'
@@ -144,6 +145,9 @@ fault: $(VENV)/.build-tools
 
 torture: $(VENV)/.build-tools
 	@JOBS='$(JOBS)' $(RUN_STEP) torture sh tools/run_torture.sh
+
+interrupts: $(VENV)/.test-tools $(VENV)/.package
+	@$(RUN_STEP) interrupts $(PY) tests/python/test_interrupts.py
 
 chaos: $(VENV)/.torch $(VENV)/.package
 	@$(RUN_STEP) chaos $(PY) tests/chaos/chaos.py

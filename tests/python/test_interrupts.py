@@ -36,8 +36,6 @@ def test_some_lines(verb: str) -> None:
     assert interrupted(verb, VERBS[verb]) >= 3
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1600)
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_line(verb: str) -> None:
-    assert interrupted(verb, 1) >= 10
+if __name__ == "__main__":  # `make interrupts`: every line, which takes most of an hour
+    for every in VERBS:
+        print(f"{every}: {interrupted(every, 1)} lines", flush=True)
