@@ -341,7 +341,9 @@ void
 svi_reservation_end(svi_mapping *m, sv_reservation *reservation)
 {
     svi_word *numbers = atomic_load_explicit(&m->numbers, memory_order_acquire); /* as above */
-    svi_store_relaxed(&numbers[reservation->buffer_], 0); /* relaxed: of this process (W7) */
+    /* Of this process (W7). Only our own number: the claim is gone, and another thread may have the
+     * buffer by now. */
+    (void)svi_cas_seq(&numbers[reservation->buffer_], reservation->number_, 0); /* W7 */
     reservation->state_ = 0;
     reservation->mapping_ = NULL;
     reservation->data = NULL;

@@ -1,6 +1,7 @@
 /* Reservations and views prove what they stand for: stale copies of them are refused. */
 #include <string.h>
 
+#include "error.h"
 #include "world.h"
 
 /* ---- reservations (rule W7) ---------------------------------------------------------------- */
@@ -105,6 +106,37 @@ a_copy_is_refused_after_the_segment_was_closed(void)
     world_drop(segment);
 }
 
+static sv_segment *taker;
+static sv_reservation taken;
+
+static void
+take_what_was_released(const char *step)
+{
+    if (strcmp(step, "cancel.released") == 0) {
+        svi_step_hook = NULL;
+        EQ(sv_reserve(taker, 0, &taken, NULL), 0);
+    }
+}
+
+/* A buffer is given back before its reservation has ended here: another thread may have it by then. */
+static void
+the_end_of_a_reservation_leaves_the_next_one_alone(void)
+{
+    sv_reservation first, second;
+    taker = world_segment(world_name("thread"), 4); /* of 4, with 2 spare buffers */
+    EQ(sv_reserve(taker, 0, &first, NULL), 0);
+    EQ(sv_reserve(taker, 0, &second, NULL), 0);
+    svi_step_hook = take_what_was_released;
+    sv_cancel(&first);
+    CHECK(svi_step_hook == NULL);
+    EQ(world_fill(&taken, 9), 0);
+    EQ(sv_publish(&taken, 3, NULL), 0);
+    EQ(world_stamp(taker, 3), 9);
+    sv_cancel(&second);
+    world_audit(taker, 0, 0);
+    world_drop(taker);
+}
+
 /* ---- views (rule P4) ----------------------------------------------------------------------- */
 
 static void
@@ -139,6 +171,7 @@ main(void)
     RUN(a_copy_is_refused_after_its_buffer_was_reserved_again);
     RUN(a_failed_publication_leaves_the_proof);
     RUN(a_copy_is_refused_after_the_segment_was_closed);
+    RUN(the_end_of_a_reservation_leaves_the_next_one_alone);
     RUN(a_copy_of_a_view_shows_nothing_once_nothing_is_pinned);
     return world_end();
 }
